@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .evaluation import evaluate
 from .join import join
+from .nullable import NullableColumn
 from .release import GovernedResult, Policy, PolicyError, PolicyLedger, release
 from .statistics import (
     Axis,
@@ -49,6 +50,7 @@ __all__ = [
     "GovernedResult",
     "HypothesisTest",
     "LabelledResult",
+    "NullableColumn",
     "OwnedTable",
     "Policy",
     "PolicyError",

@@ -276,7 +276,7 @@ def _column_of(y: Any) -> tuple[Any, tuple[Any, ...] | None, SharedTensor | None
     if facts.kind == "number":
         raise ArgumentError(f"labels are categories, flags or whole numbers, and '{name}' is {facts}")
     known = facts.categories or ((False, True) if facts.kind == "flag" else None)
-    return y[name], known, y.known(name)
+    return y.filled(name), known, y.known(name)
 
 
 def _classes(classes: Any, known: tuple[Any, ...] | None, of_model: Any) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ def _group_columns(groups: Any) -> tuple[dict[str, Any], dict[str, tuple[Any, ..
             facts = groups.schema[name]
             if facts.kind not in ("category", "flag") or facts.missing:
                 raise ArgumentError(f"a group is a category or a flag without missing values, '{name}' is {facts}")
-            codes[name], labels[name] = groups[name], facts.categories or (False, True)
+            codes[name], labels[name] = groups.filled(name), facts.categories or (False, True)
         return codes, labels
     if not isinstance(groups, Mapping):
         raise ArgumentError(f"groups is a Table or a mapping of names, got a {type(groups).__name__}")
@@ -326,8 +326,8 @@ def _parts_of(x: Any, schema: Schema | None) -> dict[str, Any]:
         if x.missing:
             raise ArgumentError(
                 f"rows have missing values ({', '.join(x.missing)}), which this model does not take: leave such rows "
-                f"out, rows = table.where(table.known({next(iter(x.missing))!r})), and give x=rows.tensor(...) with "
-                f"y=rows[[...]]"
+                f"out, rows = table.where(table.known({next(iter(x.missing))!r})), and give "
+                f"x=rows.tensor(..., fill=0) with y=rows[[...]]"
             )
         return {"": x.tensor()}
     if isinstance(x, Mapping):
@@ -355,14 +355,14 @@ def _rows_for(table: Table, schema: Schema) -> dict[str, Any]:
             raise ArgumentError(
                 f"column {names[place]!r} is {facts}, and the model knows other categories, or in another order"
             )
-    columns = [table[name].to(torch.float32) for name in names]
+    columns = [table.filled(name).to(torch.float32) for name in names]
     columns = [v * 0 if i in schema.categories else v for i, v in enumerate(columns)]
     made: dict[str, Any] = {"x": torch.stack(columns, 1)}
     if schema.missing:
-        flags = [table.missing[n] if n in table.missing else table[n] * 0 for n in names]
+        flags = [table.missing[n] if n in table.missing else table.filled(n) * 0 for n in names]
         made["missing"] = torch.stack([v.to(torch.float32) for v in flags], 1)
     if schema.categories:
-        made["codes"] = torch.stack([table[names[place]] for place in schema.categorical], 1)
+        made["codes"] = torch.stack([table.filled(names[place]) for place in schema.categorical], 1)
     return made
 
 

@@ -344,7 +344,7 @@ def flags_of(table: Table, names: Sequence[str]) -> tuple[bool, ...]:
     """For each column whether it is of 0 and 1, so that its sum is a number of rows."""
     found = []
     for name in names:
-        column, x = table.schema[name], table[name]
+        column, x = table.schema[name], table.filled(name)
         # Whatever a program calls a column of bits.
         bounds = [b for b in (column.bound, None if x.bound is None else x.bound * 2.0**-x.scale_bits) if b is not None]
         whole = not x.scale_bits or x.is_integral
@@ -367,7 +367,7 @@ INVERSE_BITS = 25
 def one_statistic(table: Table) -> AbstractContextManager[tuple[Context, list[SharedTensor]]]:
     """`one_call` for a statistic of a table."""
     present = [table.present] if table.present is not None else []
-    return one_call(*(table[name] for name in table.columns), *table.missing.values(), *present)
+    return one_call(*(table.filled(name) for name in table.columns), *table.missing.values(), *present)
 
 
 def scale_shares(context: Context, x: Value, bits: int) -> Value:
@@ -524,7 +524,7 @@ def labels_of(table: Table, name: str) -> tuple[Any, ...]:
 
 def group_codes(context: Context, table: Table, name: str) -> Value:
     """One-hot codes (n, K) of a category or a flag. Local for two groups; otherwise K - 1 comparisons of few bits."""
-    count, x = len(labels_of(table, name)), table[name]
+    count, x = len(labels_of(table, name)), table.filled(name)
     if count == 1:
         return context.backend.affine(_with_ones, context.backend.each(partial(torch.unsqueeze, dim=-1), x.shares), 1)
     if count == 2:
@@ -576,13 +576,13 @@ class WeightedRows:
         known = [table.known(*names, *by)] if together or not names else [table.known(name, *by) for name in names]
         if all(table.missing.get(n) is None for n in names):
             known = known[:1]
-        self.weights = None if all(w is None for w in known) else backend.each(
-            _stack_last, *((embed_public(table[table.columns[0]], torch.ones(self.rows, dtype=torch.bool)) if w is None
-                            else w).shares for w in known)
-        )  # fmt: skip
+        ones = embed_public(table.filled(table.columns[0]), torch.ones(self.rows, dtype=torch.bool))
+        self.weights = None
+        if any(w is not None for w in known):
+            self.weights = backend.each(_stack_last, *((ones if w is None else w).shares for w in known))
         self.scale = self.bits = self.unit_bits = 0
         if names:
-            columns = [_number(context, table[name], table.schema[name]) for name in names]
+            columns = [_number(context, table.filled(name), table.schema[name]) for name in names]
             self.scale = max(x.scale_bits for x in columns)
             self.unit_bits = max(_unit_bits(table.schema[name], x) for name, x in zip(names, columns, strict=True))
             self.bits = self.unit_bits + self.scale
@@ -675,7 +675,7 @@ def check_table(table: Any, *names: str, by: Sequence[str] = (), numbers: bool =
     for name in by:
         labels_of(table, name)
     for name in names if numbers else ():
-        x, column = table[name], table.schema[name]
+        x, column = table.filled(name), table.schema[name]
         if column.kind == "category":
             raise DtypeError(f"column {name!r} is a category and has no sums or order; it may be a group: by={name!r}")
         bits = _unit_bits(column, x) + min(x.scale_bits, x.scheme.frac_bits) + len(table).bit_length()
@@ -764,7 +764,7 @@ class _CountedRows(WeightedRows):
         self.names = tuple(names)
         known = [table.known(name, *by) for name in names]
         if any(w is not None for w in known):
-            ones = embed_public(table[table.columns[0]], torch.ones(self.rows, dtype=torch.bool))
+            ones = embed_public(table.filled(table.columns[0]), torch.ones(self.rows, dtype=torch.bool))
             self.weights = context.backend.each(_stack_last, *((ones if w is None else w).shares for w in known))
 
 

@@ -22,6 +22,7 @@ from ..session import Session, default_session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.secret import dtype_of
 from ..tensor.table import LARGEST, one_call
+from .nullable import NullableColumn
 
 Kind = Literal["number", "integer", "category", "flag"]
 KINDS = get_args(Kind)
@@ -600,7 +601,7 @@ class Table:
         schema: the facts of columns; for others they follow from their tensors: bool is a flag, whole numbers are
             integers, other numbers numbers.
         present: 0 or 1 for each row: the rows that count, where rows are padded or filtered in secret. All by default.
-        missing: flags (n,) by name, 1 where a column's value is missing. The value there is 0.
+        missing: flags (n,) by name, 1 where a column's value is missing. The value there becomes 0, in a round.
         checked: whether whole numbers that the schema calls codes of a category or a flag are known to be some. If not,
             a comparison checks it in secret, and another code ends in `RangeExceededError`.
 
@@ -651,6 +652,8 @@ class Table:
             facts = given.get(name) or _facts_of(x)
             self.schema[name] = replace(facts, missing=name in self.missing)
             if not checked:
+                if name in self.missing:
+                    x = NullableColumn(x, self.missing[name]).filled()
                 self._columns[name] = _as_codes(x, facts)
 
     @property
@@ -699,13 +702,14 @@ class Table:
     def __getitem__(self, name: Any) -> Any:
         """One column as a SharedTensor (n,), or a Table of several: `t["age"]`, `t[["age", "sex"]]`.
 
-        Where a value is missing, the tensor has 0; `known` says where it is not.
+        A column that may have missing values is a `NullableColumn`: comparisons and arithmetic keep in mind where.
 
         Raises:
             ArgumentError: no such column, or row numbers, which would move rows: `where` filters.
         """
         if isinstance(name, str):
-            return self._columns[self.checked(name)]
+            x, absent = self.filled(name), self.missing.get(name)
+            return x if absent is None else NullableColumn(x, absent, zeroed=True)
         if not isinstance(name, (list, tuple)) or not all(isinstance(n, str) for n in name):
             raise ArgumentError(
                 f"t[...] takes a column's name or a list of names, got {name!r:.40}; t.where filters rows"
@@ -728,9 +732,33 @@ class Table:
             raise ArgumentError(f"the table has no column {name!r:.60}; it has {', '.join(self._columns)}")
         return name
 
-    def tensor(self, *names: str) -> SharedTensor:
-        """Columns beside each other as a float32 SharedTensor (n, columns): all of them, or those named. Local."""
-        chosen = [self[name] for name in names or self.columns]
+    def filled(self, name: str, value: float = 0) -> SharedTensor:
+        """One column as a SharedTensor (n,), with a public number where a value is missing. Rounds 0, or 1 where the
+        number is not 0.
+
+        Raises:
+            ArgumentError: no such column.
+        """
+        x = self._columns[self.checked(name)]
+        return x if not value or name not in self.missing else NullableColumn(x, self.missing[name]).filled(value)
+
+    def tensor(self, *names: str, fill: float | None = None) -> SharedTensor:
+        """Columns beside each other as a float32 SharedTensor (n, columns): all of them, or those named. Local.
+
+        Args:
+            fill: a number in place of missing values; rounds 1 where it is not 0.
+
+        Raises:
+            NonFiniteError: a column may have missing values, and `fill` names no number.
+        """
+        chosen = names or self.columns
+        lost = [name for name in chosen if name in self.missing]
+        if lost and fill is None:
+            raise NonFiniteError(
+                f"a tensor has no missing values, and {', '.join(lost)} may have some: name a number in their place, "
+                f"tensor(..., fill=0), and leave such rows out by where(t.known({lost[0]!r})) if they are not to count"
+            )
+        chosen = [self.filled(name, fill or 0) for name in chosen]
         return torch.stack([x.to(torch.float32) for x in chosen], 1)  # pyright: ignore[reportReturnType]
 
     def known(self, *names: str) -> SharedTensor | None:
@@ -749,13 +777,13 @@ class Table:
                 found = own if found is None else found & own
         return found
 
-    def where(self, condition: SharedTensor | torch.Tensor) -> Table:
+    def where(self, condition: SharedTensor | NullableColumn | torch.Tensor) -> Table:
         """The same rows, of which only those count that meet the condition. Nothing moves; nobody learns which, or how
         many.
 
         Args:
-            condition: bool (n,) in shares, such as `t["age"] > 60`, or public. A comparison sees 0 where a value is
-                missing; `t.known("age") & (t["age"] < 60)` leaves these rows out.
+            condition: bool (n,) in shares, such as `t["age"] > 60`, or public. Rows for which it is missing do not
+                count: neither `t["age"] > 60` nor `~(t["age"] > 60)` has those without an age.
 
         Rounds 1 if rows were filtered before, otherwise none.
 
@@ -763,13 +791,15 @@ class Table:
             DtypeError: not of 0 and 1 by its type.
             ShapeError: of another shape.
         """
+        if isinstance(condition, NullableColumn) and condition.dtype == torch.bool:
+            condition = condition.filled()
         if not isinstance(condition, torch.Tensor) or dtype_of(condition) != torch.bool:
             raise DtypeError("a filter is a bool tensor, such as t['age'] > 60")
         if tuple(condition.shape) != (len(self),):
             raise ShapeError(f"a filter of a table of {len(self)} rows is ({len(self)},), got {tuple(condition.shape)}")
         present: Any = condition
         if not isinstance(condition, SharedTensor):
-            present = embed_public(self[self.columns[0]], condition)
+            present = embed_public(self.filled(self.columns[0]), condition)
         if self.present is not None:
             present = self.present & present
         return Table(self._columns, self.schema, present=present, missing=self.missing, checked=True)._with_rows_of(
@@ -780,23 +810,23 @@ class Table:
         """The table with more columns, or others in place of those of the same name.
 
         Args:
-            columns: SharedTensors (n,) by name, or a pair of a tensor and its `Column`.
+            columns: SharedTensors or `NullableColumn`s (n,) by name, or a pair of one and its `Column`.
         """
         made, schema = dict(self._columns), dict(self.schema)
         missing = dict(self.missing)
         for name, value in columns.items():
             x, facts = value if isinstance(value, tuple) else (value, None)
-            made[name] = x
             missing.pop(name, None)
             schema.pop(name, None)
-            for other, own in self._columns.items():  # a column that is taken as it is has its missing values
-                if isinstance(x, SharedTensor) and own.shares is x.shares and other in self.missing:
-                    missing[name] = self.missing[other]
+            if isinstance(x, NullableColumn):
+                x, missing[name] = x.filled(), x.absent
+            made[name] = x
             if facts is not None:
                 schema[name], made[name] = facts, _as_codes(x, facts)
         found = Table(made, schema, present=self.present, missing=missing, checked=True)._with_rows_of(self)
-        known = {id(self._columns[name].shares) for name in self._owned}
-        found._owned = frozenset(name for name, x in made.items() if id(x.shares) in known)
+        marks = lambda table, name: [id(x[name].shares) for x in (table._columns, table.missing) if name in x]
+        known = [marks(self, name) for name in self._owned]  # a column that is filled is not as its owner shared it
+        found._owned = frozenset(name for name in made if marks(found, name) in known)
         return found
 
     def with_absent_row(self) -> Table:
@@ -812,7 +842,7 @@ class Table:
             made.whole_bits = x.whole_bits
             return made
 
-        first = self[self.columns[0]]
+        first = self.filled(self.columns[0])
         present = self.present
         if present is None:
             present = embed_public(first, torch.ones(rows, dtype=torch.bool))
@@ -848,7 +878,7 @@ class Table:
                 raise SessionMismatchError("the tables are of several sessions")
         columns, schema, missing = {}, {}, {}
         for name in first.columns:
-            columns[name] = torch.cat([table[name] for table in tables])
+            columns[name] = torch.cat([table.filled(name) for table in tables])
             facts = [table.schema[name] for table in tables]
             limits = [column.limit for column in facts]
             limit = None if None in limits else max(limit for limit in limits if limit is not None)

@@ -363,7 +363,7 @@ def test_a_table_that_does_not_fit_is_refused(plain):
     labels = Table({"y": y}, {"y": Column("category", ("ill", "well"))})
     with pytest.raises(ArgumentError, match="y has the categories"):
         evaluate(None, x, labels, ["auroc"], classes=("well", "ill"))
-    found = evaluate(None, table.where(table.known("x")).tensor("x"), labels, ["confusion"])
+    found = evaluate(None, table.where(table.known("x")).tensor("x", fill=0), labels, ["confusion"])
     assert found["confusion"].axes[0].labels == ("ill", "well")
 
 

@@ -357,7 +357,8 @@ def test_columns_keep_their_facts_and_names():
     )  # the first table's key is shared, as asked
     assert table.schema["sex_2"].categories == ("x", "y") and table.schema["dose_2"].limit == 512
     assert set(table.missing) == {"dose"} and table.schema["dose"].missing
-    by_id = {int(i): row for i, *row in zip(*(table[name].reveal().tolist() for name in table.columns), strict=True)}
+    content = [table.filled(name).reveal().tolist() for name in table.columns]
+    by_id = {int(i): row for i, *row in zip(*content, strict=True)}
     assert by_id == {1: [0, 0.5, -2.0, 1, False], 2: [1, 0.0, 300.0, 0, True]}
     beside = sectorch.join(right, left, on={"H1": "id", "H2": "pid"}, how="left", suffixes=("_2", ""))
     assert set(beside.missing) == {"sex", "dose"}  # the key of a further table is left out

@@ -109,7 +109,8 @@ def test_missing_values_are_flags_where_they_are_asked_for(session, form):
         owned(MISSING[form](), owner="A", session=session, columns=columns)
     table = owned(MISSING[form](), owner="A", session=session, columns=columns, missing=True).share()
     for name, values in {"x": [1.5, 0, 3], "k": [1, 0, 3], "b": [1, 0, 0], "c": [0, 0, 1]}.items():
-        assert table[name].reveal().tolist() == values, name
+        assert table.filled(name).reveal().tolist() == values, name
+        assert [v if v == v else None for v in table[name].reveal().tolist()] == [values[0], None, values[2]]
         assert table.missing[name].reveal().tolist() == [False, True, False]
         assert table.schema[name].missing
         known = table.known(name)
@@ -238,7 +239,7 @@ def test_rows_of_several_owners_in_one_table(rows, cut):
     ]  # fmt: skip
     shared[1] = shared[1].where(shared[1]["x"] > 0)
     table = Table.concat(shared)
-    assert table["x"].reveal().tolist() == frame["x"].fillna(0).tolist()
+    assert table.filled("x").reveal().tolist() == frame["x"].fillna(0).tolist()
     assert table["b"].reveal().tolist() == frame["b"].tolist()
     assert table.present is not None
     assert table.present.reveal().tolist() == [True] * len(parts[0]) + (parts[1]["x"] > 0).tolist()
