@@ -29,6 +29,7 @@ difference. After a crash before both have stored theirs nobody has learned anyt
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -66,6 +67,7 @@ from ..tensor import SharedTensor
 from ..tensor.holders import one_hot_argmax
 from ..tensor.shared import round_shares
 from ..tensor.table import Context
+from ..transcript import Agreement
 from .statistics import Axis, HypothesisTest, LabelledResult, Origin, Statistic, origin_of
 
 if sys.version_info >= (3, 11):
@@ -604,23 +606,22 @@ def release(
         "cells": request.cells, "epsilon": policy.epsilon or 0.0,
     }  # fmt: skip
     shown = policy.digest if asked.origin is not None or policy.plain else ""
+    choice = _Choice(session, party, shown, governor)
     session.agreement.note(party, "release", digest)
     session.agreement.compare(party)  # before anybody is charged for what others do not ask
     with ExitStack() as stack:
         for each in ledgers.values():
             stack.enter_context(each.alone(request))
         if ledgered:
-            with _granted(session, shown, 1, governor):
-                _charge_all(list(ledgers.values()), session, party, policy, request)
+            _charge_all(list(ledgers.values()), choice, policy, request)
         if governor is not None:
             governor.record(about)
         opened = _Released(asked, policy, rows)
         tensors = opened.tensors
         if ledgered:
-            with _granted(session, shown, 6, governor):  # what the holders tell each other of their halves
-                tensors = _stored(tensors, session, party, ledgers, request, policy)
+            tensors = _stored(tensors, choice, ledgers, request, policy)
         checks = sum(3 for x in tensors if x.flags)  # a range check is one element more, or two of its own
-        with _granted(session, shown, sum(x.shape.numel() for x in tensors) + checks, governor):
+        with _granted(session, shown, tensors, sum(x.shape.numel() for x in tensors) + checks, governor):
             plain = [x.reveal(list(learners)) for x in tensors]
     result = opened.result(plain)
     result.policy, result.name, result.epsilon = policy.digest, name or "", policy.epsilon or 0.0
@@ -634,28 +635,61 @@ _WAIT = 20.0
 
 
 class _Grant:
-    """What one thread may reveal in one release: elements for each way of a message, gone when the release ends."""
+    """What one release may reveal now: some tensors of its own, element by element for each way of a message."""
 
-    def __init__(self, session: Session, policy: str, elements: int, governor: ReleaseGovernor | None):
-        self.session, self.policy, self.governor, self._elements = session, policy, governor, elements
+    def __init__(
+        self, session: Session, policy: str, of: Sequence[torch.Tensor], elements: int, governor: ReleaseGovernor | None
+    ):
+        self.session, self.policy, self.governor = session, policy, governor
+        self._of, self._elements = tuple(of), elements
         self._spent: dict[Any, int] = {}
 
     def covers(self, way: Any, elements: int) -> bool:
+        """Whether the message that this thread sends opens a tensor of the grant, and not more of it than there is."""
+        if not self._is_opened():
+            return False
         self._spent[way] = self._spent.get(way, 0) + max(1, elements)
         return self._spent[way] <= self._elements
 
+    def _is_opened(self) -> bool:
+        """Whether `release` opens one of the tensors, and no other code runs between it and the message.
 
+        A program may have code run here by hooks: attributes of a session, modes of torch, profilers, observers.
+        """
+        frame, opens = sys._getframe(1), None
+        while frame is not None and frame.f_code is not release.__code__:
+            if not frame.f_code.co_filename.startswith(_OWN_CODE):
+                return False
+            if opens is None and frame.f_code in _OPENERS:
+                opens = frame
+            frame = frame.f_back
+        if frame is None or opens is None:
+            return False
+        opened = opens.f_locals[_OPENERS[opens.f_code]]
+        if opens.f_back is not None and opens.f_back.f_code is SharedTensor.check_range.__code__:
+            if opened.shape.numel():  # a check opens no element
+                return False
+            opened = opens.f_back.f_locals["self"]
+        return any(opened is x for x in self._of)
+
+
+_OWN_CODE = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", contextlib.__file__)
+"""Places of the code that may run between a release and its messages."""
+_OPENERS = {
+    SharedTensor.reveal.__code__: "self", SharedTensor.open.__code__: "self",
+    Agreement.choose_and_broadcast.__code__: "own",
+}  # fmt: skip
+"""The functions by which values leave a release, and what each of them calls the value."""
 _grants = threading.local()
 
 
 @contextmanager
-def _granted(session: Session, policy: str, elements: int, governor: ReleaseGovernor | None) -> Iterator[None]:
-    """In the block this thread may reveal as many elements of the session, once, under this policy.
-
-    No code of the program runs in the block: what it gave was read before, and is of exact types.
-    """
+def _granted(
+    session: Session, policy: str, of: Sequence[torch.Tensor], elements: int, governor: ReleaseGovernor | None
+) -> Iterator[None]:
+    """In the block `release` may open these tensors, of so many elements, under this policy, in this thread."""
     before = getattr(_grants, "current", None)
-    _grants.current = _Grant(session, policy, elements, governor)
+    _grants.current = _Grant(session, policy, of, elements, governor)
     try:
         yield
     finally:
@@ -677,6 +711,22 @@ def policy_of_message(session: Session, way: Any, elements: int, governor: Relea
     return grant.policy
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """How the parties of a release tell each other whole numbers: under the policy, from their own process."""
+
+    session: Session
+    party: Party
+    policy: str
+    governor: ReleaseGovernor | None
+
+    def of(self, name: str, own: list[int], choose: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """choose(what all parties say), which all learn. Rounds 2, bytes 16 for each number and party but S."""
+        said = torch.tensor(own, dtype=torch.int64)
+        with _granted(self.session, self.policy, [said], len(own), self.governor):
+            return self.session.agreement.choose_and_broadcast(self.party, name, said, choose)
+
+
 def _check_public(asked: _Asked, policy: Policy, rows: int | None) -> None:
     """Refuse before the charge what `_Released` would refuse after it; all of this is public."""
     if rows is not None and rows >= 1 << 40:
@@ -696,7 +746,7 @@ def _check_public(asked: _Asked, policy: Policy, rows: int | None) -> None:
             _division((2 * (most + 1 + r) + r).bit_length(), r)
 
 
-def _charge_all(ledgers: list[PolicyLedger], session: Session, party: Party, policy: Policy, request: Request) -> None:
+def _charge_all(ledgers: list[PolicyLedger], choice: _Choice, policy: Policy, request: Request) -> None:
     """Charge the ledgers of all parties, or none: where one cannot be charged, the others take their charges back.
 
     Rounds 2 and 8 bytes for each party but S, between processes.
@@ -710,8 +760,7 @@ def _charge_all(ledgers: list[PolicyLedger], session: Session, party: Party, pol
     except SectorchError as own:
         error = own
     try:
-        can = torch.tensor([int(error is None)], dtype=torch.int64)
-        all_can = session.agreement.choose_and_broadcast(party, "charged", can, _least)
+        all_can = choice.of("charged", [int(error is None)], _least)
         if not all_can.is_meta and not int(all_can):
             raise error or PolicyError(
                 f"another party's ledger does not allow the release {request.name!r:.60}, and nobody was charged: see "
@@ -1195,13 +1244,9 @@ def _fewer_bits(x: SharedTensor) -> SharedTensor:
 
 
 def _stored(
-    tensors: list[SharedTensor],
-    session: Session,
-    party: Party,
-    ledgers: Mapping[Party, PolicyLedger],
-    request: Request,
+    tensors: list[SharedTensor], choice: _Choice, ledgers: Mapping[Party, PolicyLedger], request: Request,
     policy: Policy,
-) -> list[SharedTensor]:
+) -> list[SharedTensor]:  # fmt: skip
     """The tensors of the first run of this release that both holders have stored; these ones, stored, if there is none.
 
     Rounds 4 and 56 bytes for each party but S, between processes.
@@ -1209,17 +1254,16 @@ def _stored(
     Raises:
         PolicyError: a holder has written that the release was complete, and a half of it is gone.
     """
+    session, party = choice.session, choice.party
     holders = list(dict.fromkeys((party, session.S)))
     kept = {member: ledgers[member].load(request) for member in holders if member in ledgers}
     draws = {0 if each is None else each[0].draw for each in kept.values()}
     own = draws.pop() if len(draws) == 1 else 0 if draws else _NO_HALF
     fresh = int.from_bytes(os.urandom(7), "big") + 1
     complete = int(any(each.is_complete(policy, request) for each in ledgers.values()))
-    chosen = session.agreement.choose_and_broadcast(
-        party, "release", torch.tensor([own, fresh, complete], dtype=torch.int64), _common_draw
-    )
+    chosen = choice.of("release", [own, fresh, complete], _common_draw)
     again, fresh, lost = (0, fresh, 0) if chosen.is_meta else chosen.tolist()
-    if lost:
+    if lost or (complete and not again):
         raise PolicyError(
             f"the release {request.name!r:.60} was complete, and a holder lacks its half, or has another: put it back, "
             f"for a release is not drawn twice"
@@ -1246,7 +1290,7 @@ def _stored(
             for each in halves
         ]  # fmt: skip
     # Nobody marks it as complete, or sends a half, before all holders have said that they have stored theirs.
-    session.agreement.choose_and_broadcast(party, "stored", torch.tensor([1], dtype=torch.int64), _all_stored)
+    choice.of("stored", [1], _all_stored)
     for ledger in ledgers.values():
         ledger.complete(policy, request)
     made = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sectorch.choreography import Phase, Sent
 from sectorch.choreography.run.frames import Frame, Kind, pack, parts_of, unpack
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.errors import FrameError, NetworkError, PeerLostError
+from sectorch.errors import ArgumentError, FrameError, NetworkError, PeerLostError
 from sectorch.network.wire.channel import TOGETHER, Channel, Deadline, PeerLink
 from sectorch.session import A, Q, S
 
@@ -180,3 +181,21 @@ def test_frames_that_nobody_waits_for_travel_together():
     assert 1 < len(link.sent) - 3 < 20 and all(len(data) < TOGETHER + 1000 for data in link.sent)
     runtime.forget(7)
     assert [n for data in link.sent for n in numbers(data)] == list(range(1005))
+
+
+def test_a_guard_is_not_taken_off():
+    """A program that has the runtime sets an attribute, or another guard: messages are still refused."""
+
+    class Refused(Exception):
+        pass
+
+    def refuse(*_):
+        raise Refused
+
+    runtime: Any = PartyRuntime(A, SESSION, {S: Given([])})
+    runtime.watch(refuse)
+    runtime.guard = None
+    with pytest.raises(ArgumentError, match="has a guard"):
+        runtime.watch(lambda *_: None)
+    with pytest.raises(Refused):
+        runtime.transfer(LINE, torch.zeros(4, 300, dtype=torch.int64))

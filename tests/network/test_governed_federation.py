@@ -31,9 +31,10 @@ PARTIES = {"alpha": "A", "beta": "S", "gamma": "Q"}
 COUNTS = {"A": [5, 30, 1, 12], "S": [7, 11, 2, 18]}
 
 HEAD = '''
-import os, signal
+import contextlib, os, signal, sys
 import torch
 import sectorch
+from sectorch.choreography.ledger import Observer, sole_observer
 from sectorch.choreography.roles import STAR
 
 NAMES = {"Q": "Q", "A": "A", "S": "S"}
@@ -112,6 +113,59 @@ class Later(list):
     def __iter__(self):
         self.read += 1
         return super().__iter__() if self.read == 1 else iter([self.then()])
+
+
+class Stopped(Exception):
+    pass
+
+
+class Watch(Observer):
+    def __init__(self, then):
+        self.message = lambda line, value: then() if line.protocol == "reveal" else None
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    def __init__(self, then):
+        self.then = then
+
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        self.then()
+        return f(*args, **(kwargs or {}))
+
+
+def hooked(parties, way="operation"):
+    """The program's code runs where a release opens its cells, and ends it after a reveal of its own."""
+    with parties.session(STAR, NAMES) as session:
+        column = sectorch.share(parties.inputs.get("A"), owner="A", session=session, shape=(4,), dtype=torch.int64)
+        facts = sectorch.tables.Column("category", categories=tuple(range(99)))
+        wards = sectorch.tables.count(sectorch.Table({"ward": column}, {"ward": facts}), by="ward")
+        found, operation, reveal = [], session.operation, sectorch.SharedTensor.reveal.__code__
+
+        def steal():
+            frame, opens = sys._getframe(1), False
+            while frame is not None:
+                opens, frame = opens or frame.f_code is reveal, frame.f_back
+            if opens and not found:
+                found.append(None)
+                found[0] = column.reveal(to="Q")
+                raise Stopped
+
+        def then(*arguments):
+            steal()
+            return operation(*arguments)
+
+        with contextlib.ExitStack() as stack, contextlib.suppress(Stopped):
+            if way == "operation":
+                session.operation = then
+            elif way == "profiler":
+                sys.setprofile(lambda *_: steal())
+                stack.callback(sys.setprofile, None)
+            elif way == "observer":
+                stack.enter_context(sole_observer(Watch(steal)))
+            elif way == "mode":
+                stack.enter_context(Mode(steal))
+            sectorch.release(wards, POLICY, name="wards", to="Q")
+        return {"counts": found[0]} if found else {}
 
 
 def dies(parties):
@@ -275,6 +329,18 @@ def test_the_dry_run_finds_which_reveals_a_release_covers(world):
         left = uncovered_reveals(found.reveals, policy, ())
         assert (len(left) == 0) if count == 0 else left
     assert all("under the policy" in text for text in dry_run_source(namespace["governed"], file).learned)
+
+
+@pytest.mark.parametrize("way", ["none", "operation", "profiler", "observer", "mode"])
+def test_no_code_of_a_program_reveals_within_a_release(world, way):
+    """Attributes of the session, profilers, observers and modes of torch run where cells are opened."""
+    written(world.folder, "minimum=10")
+    namespace: dict = {}
+    exec((world.folder / "work.py").read_text(), namespace)
+    found = dry_run_source(lambda parties: namespace["hooked"](parties, way), read_federation(world.path))
+    left = uncovered_reveals(found.reveals, namespace["POLICY"].digest, ())
+    assert found.reveals and (way == "none") == (not left), (found.stopped, left)
+    assert way == "none" or any(reveal.same or "A" in str(reveal.inputs) for reveal in left)
 
 
 def test_a_governed_run_is_charged_once_receipted_and_repeats_bit_for_bit(world, capsys):

@@ -1021,11 +1021,13 @@ def test_what_a_withheld_group_holds_decides_nothing(kind):
     assert np.array_equal(found[0].values, found[1].values, equal_nan=True)
 
 
-def test_a_grant_is_of_one_thread_one_session_and_so_many_elements():
-    """A program's own reveal, beside a release or after it, is not under the policy."""
+def test_a_grant_is_of_one_thread_one_session_and_so_many_elements(monkeypatch):
+    """A program's own reveal, beside a release or after it, is not under the policy; nor is one that nothing opens."""
     session, other, elsewhere = sectorch.Session(), sectorch.Session(), []
     assert policy_of_message(session, "way", 1, None) == ""
-    with _granted(session, "digest", 3, None):
+    with _granted(session, "digest", [], 3, None):
+        assert policy_of_message(session, "way", 1, None) == ""
+        monkeypatch.setattr(sys.modules["sectorch.tables.release"]._Grant, "_is_opened", lambda self: True)
         thread = threading.Thread(target=lambda: elsewhere.append(policy_of_message(session, "way", 1, None)))
         thread.start(), thread.join()
         assert elsewhere == [""] and policy_of_message(other, "way", 1, None) == ""
@@ -1033,6 +1035,20 @@ def test_a_grant_is_of_one_thread_one_session_and_so_many_elements():
             policy_of_message(session, "way", 3, None) == "digest" and policy_of_message(session, "way", 1, None) == ""
         )
     assert policy_of_message(session, "another way", 1, None) == ""
+
+
+def test_a_release_that_is_complete_is_not_drawn_again_whatever_a_session_says(tmp_path):
+    """A program in whose session all parties agree that nobody has a half: its noise would be averaged out."""
+    policy, session = sectorch.Policy(**NOISY), sectorch.Session(reference=True)
+    ask = lambda: sectorch.release(
+        sectorch.tables.count(wards(session), by="sex"), policy, name="a", ledger=tmp_path, cells_per_row=1
+    )
+    first = ask().values
+    assert torch.equal(ask().values, first)
+    said = {"charged": [1], "release": [0, 7, 0], "stored": [1]}
+    session.agreement.choose_and_broadcast = lambda party, name, *_: torch.tensor(said[name])
+    with pytest.raises(PolicyError, match="not drawn twice"):
+        ask()
 
 
 @pytest.mark.parametrize("noise", [{}, NOISY])

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import FrameError
+from ...errors import ArgumentError, FrameError
 from ..ledger import observers
 from ..net import Party, Phase, Sent
 from ..pages import keep_pages
@@ -61,10 +61,19 @@ class PartyRuntime:
         self._channels = channels
         self._alive = alive
         self.keys = PairKeys(session)
-        self.guard: Callable[[Sent, torch.Tensor], None] | None = None
-        """Called before this party sends a message; raises if the message must not be sent."""
+        self._guard: Callable[[Sent, torch.Tensor], None] | None = None
         self._sent = {party: itertools.count() for party in channels}
         self._received = {party: itertools.count() for party in channels}
+
+    def watch(self, guard: Callable[[Sent, torch.Tensor], None]) -> None:
+        """Call `guard` before this party sends a message; it raises if the message must not be sent.
+
+        Raises:
+            ArgumentError: the runtime has a guard; no program takes it off.
+        """
+        if self._guard is not None:
+            raise ArgumentError("this runtime has a guard, which watches its messages to their end")
+        self._guard = guard
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
         return self.keys.words(pair, label, call, draw, count)
@@ -107,8 +116,8 @@ class PartyRuntime:
             observer.computed(path, owners, phase, seconds)
 
     def _send(self, line: Sent, value: torch.Tensor, later: bool = False) -> None:
-        if self.guard is not None:
-            self.guard(line, value)
+        if self._guard is not None:
+            self._guard(line, value)
         number = next(self._sent[line.dst])
         frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
         # Dealt material is sent when this party itself waits: a small net deals dozens of small messages.

@@ -249,7 +249,7 @@ class Ledger:
             if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
                 self._take(Reveal.of(line, label, cast, origins, session, self._governor))
 
-        runtime.guard = guard
+        runtime.watch(guard)
 
     def _compared(self, digest: bytes, session: Session) -> bool:
         """Whether a digest may be sent to be compared: the dry run sent it, or it is of this session's computations."""
