@@ -33,6 +33,7 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -960,7 +961,8 @@ def _check_cells(statistic: Statistic, made: Origin | None, policy: Policy, cell
     if made is not None and made.uneven:
         raise PolicyError(
             f"the columns of this {kind} may have values of other rows, or be computed of each other, so that their "
-            f"difference is of a few: release one column at a time, each as a release of its own"
+            f"difference is of a few: release one column at a time, each as a release of its own, or have owners bring "
+            f"them as they are"
         )
     if made is not None and made.shows_counts and (policy.rounding is not None or not policy.counts):
         raise PolicyError(
@@ -1002,6 +1004,10 @@ class _Released:
                 bits = bits * _both_kinds(made.ones, counts, made.flags, few)
             if made is not None and made.cells is not None:
                 small = (_at_least(made.cells, 1) - _at_least(made.cells, few)).sum()
+                bits = bits * (1 - _at_least(small, 1))
+            if made is not None and made.crossed is not None:
+                rows_of, columns_of = (_at_least(made.crossed.sum(dim, keepdim=True), 1) for dim in (1, 0))
+                small: Any = (rows_of * columns_of - _at_least(made.crossed, few)).sum()
                 bits = bits * (1 - _at_least(small, 1))
         if k is not None:
             small = (_at_least(counts, 1) - _at_least(counts, k)).sum()
@@ -1125,12 +1131,25 @@ def _threshold(asked: _Asked, policy: Policy) -> int:
 
 
 def _inner(counts: Any, ranks: tuple[float, ...], minimum: int) -> SharedTensor:
-    """1 where a quantile has at least `minimum` rows on either side, its own among them: it is no extreme."""
+    """1 where a quantile has at least `minimum` rows on either side, its own among them: it is no extreme.
+
+    Neighbours that both have them are shown where `minimum` rows or more are from one to the other. So the quantiles
+    that are shown count no smaller groups, as the bins of a histogram.
+    """
     least = [math.ceil((minimum - 1) / min(q, 1 - q)) + 1 if 0 < q < 1 else 1 << 40 for q in ranks]
-    wide = counts.reshape(1).expand(len(ranks))
+    order = sorted(dict(zip(ranks, least, strict=True)).items())
+    near = [(p, q, max(m, n), math.ceil(minimum / (q - p)) + 1) for (p, m), (q, n) in itertools.pairwise(order)]
+    near = [pair for pair in near if pair[2] < pair[3]]
+    limits = [*least, *(n for *_, low, high in near for n in (low, high))]
+    wide = counts.reshape(1).expand(len(limits))
     with counts.session.operation(counts.party):
-        own = wide.like(wide.shares - torch.tensor(least), 0, 2.0**41, dtype=torch.int64)
-    return _at_least(own, 0)
+        own = wide.like(wide.shares - torch.tensor(limits), 0, 2.0**41, dtype=torch.int64)
+    reached: Any = _at_least(own, 0)
+    bits = reached[: len(ranks)]
+    for i, (p, q, *_) in enumerate(near):
+        both, apart = (reached[len(ranks) + 2 * i + j] for j in (0, 1))
+        bits = bits * (1 - (both - apart) * torch.tensor([int(rank in (p, q)) for rank in ranks]))
+    return bits
 
 
 def _both_kinds(ones: Any, counts: Any, flags: tuple[bool, ...], minimum: int) -> SharedTensor:

@@ -204,6 +204,7 @@ class Origin(NamedTuple):
         ones: of sums and means of flags: how many rows have 1, for each value. flags: which columns are flags.
         behind: for each value a further number of rows that has to reach a policy's minimum.
         cells: further numbers of rows behind all values: each is 0, or reaches a policy's minimum.
+        crossed: further numbers of rows by two categories: where both occur, the number reaches the minimum.
         shows_counts: whether the values contain numbers of rows with all their digits.
         disguised: why no minimum protects it: it is made of flags, and tells how many have them.
     """
@@ -219,6 +220,7 @@ class Origin(NamedTuple):
     flags: tuple[bool, ...] = ()
     behind: SharedTensor | None = None
     cells: SharedTensor | None = None
+    crossed: SharedTensor | None = None
     shows_counts: bool = False
     disguised: bool = False
 
@@ -1081,7 +1083,14 @@ def _matrix(
     found = Statistic(values, own, (Axis("column", rows.names), Axis("with", rows.names)), kind, flags)
     binary = any(flags_of(rows.table, rows.names))
     return with_origin(
-        found, more, results, rows=rows.table.public_rows, many=rows.table.many, columns=2, disguised=binary
+        found,
+        more,
+        results,
+        rows=rows.table.public_rows,
+        many=rows.table.many,
+        columns=2,
+        disguised=binary,
+        uneven=not rows.table.owned.issuperset(rows.names),
     )
 
 
@@ -1448,7 +1457,7 @@ def chi_square(table: Table, row: str, column: str) -> HypothesisTest:
         results += [values, own, behind]
         axes = (Axis("of the test", ("statistic", "degrees of freedom")),)
         found = HypothesisTest(values, own, axes, "chi-square test", None, derive=chi_square_tail)
-        return with_origin(found, keys, results, rows=table.public_rows, many=table.many, cells=behind)
+        return with_origin(found, keys, results, rows=table.public_rows, many=table.many, crossed=behind)
 
 
 def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -63,6 +63,8 @@ class _Risk:
         left, before = (backend.each(partial(torch.reshape, shape=pairs), v) for v in (left, before))
         self.events = before[:, 1] - left[:, 1]
         self.at_risk = backend.each(partial(torch.sum, dim=1), before)
+        self.later = backend.each(partial(torch.sum, dim=1), left)
+        """How many rows of each group last longer than each time (K, T)."""
 
     @property
     def bits(self) -> int:
@@ -159,6 +161,10 @@ def _joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.cat((x, y), 1)
 
 
+def _one_after_the_other(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, y))
+
+
 def _first_repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     return x[:, :1].expand(-1, times)
 
@@ -232,13 +238,21 @@ def log_rank(table: Table, duration: str, event: str, *, times: Sequence[float],
         counts = risk.tensor(backend.each(partial(torch.sum, dim=0), d), 0, float(len(table)), torch.int64, ())
         varies = at_least(context, variance, 1, 62)
         flags = risk.tensor(varies, 0, 1.0, torch.bool, ())
+        # Each row once: with the event at a time, censored until it, or beyond the last.
+        behind = backend.each(_joined, risk.events, risk.at_risk - risk.events - risk.later)
+        behind = backend.each(partial(torch.reshape, shape=(-1,)), backend.each(_joined, behind, risk.later[:, -1:]))
         started, ended = risk.at_risk[:, 0], backend.each(partial(torch.sum, dim=1), risk.events)
-        behind = backend.each(_side_by_side, started, ended, started - ended)
-        cells = risk.tensor(behind, 0, float(len(table)), torch.int64, (2, 3))
-        results += [values, counts, flags, cells]
+        number = table.public_rows
+        if number is not None:  # z shows how many rows do not count
+            rest = -backend.each(partial(torch.sum, dim=0, keepdim=True), started) + number
+            behind = backend.each(_one_after_the_other, behind, rest)
+        cells = risk.tensor(behind, 0, float(len(table)), torch.int64, behind.shape)
+        both = backend.each(_side_by_side, ended, started - ended)
+        crossed = risk.tensor(both, 0, float(len(table)), torch.int64, (2, 2))
+        results += [values, counts, flags, cells, crossed]
         found = HypothesisTest(values, counts, (), "log-rank test", flags, derive=_of_z)
         names = duration, event, *keys, *grid
-        return with_origin(found, names, results, rows=table.public_rows, many=table.many, cells=cells)
+        return with_origin(found, names, results, rows=number, many=table.many, cells=cells, crossed=crossed)
 
 
 def _of_z(values: np.ndarray) -> dict[str, float]:

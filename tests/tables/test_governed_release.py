@@ -235,6 +235,10 @@ def test_columns_side_by_side_are_not_subtracted():
         with pytest.raises(PolicyError, match="computed of each other"):
             sectorch.release(tables.sum(computed, *columns), EXACTLY)
     assert not sectorch.release(tables.sum(computed, "w"), EXACTLY).withheld
+    for made in (tables.covariance, tables.correlation):  # the variance of what was cut off, less that of the rest
+        with pytest.raises(PolicyError, match="computed of each other"):
+            sectorch.release(made(computed, "age", "w"), EXACTLY)
+        assert not sectorch.release(made(wards(bmi=np.arange(100.0)), "age", "bmi"), EXACTLY).withheld.any()
     part = table.with_columns(old=table["age"] > 90)
     for made in (tables.sum, tables.mean):
         with pytest.raises(PolicyError, match="several flags"):
@@ -354,6 +358,19 @@ def test_a_quantile_near_an_end_is_some_rows_own():
     few = table.where(table["sex"] < 1)
     assert not sectorch.release(sectorch.tables.median(few, "age"), policy).withheld
     assert sectorch.release(sectorch.tables.quantile(few, "age", 0.1), policy).withheld
+
+
+@given(st.data())
+def test_quantiles_that_are_shown_count_no_small_group(data):
+    """By quantiles of all ranks a reader has the number of rows in each bin of a step, be it one row."""
+    n, minimum = data.draw(st.integers(20, 90)), data.draw(st.integers(2, 12))
+    ranks = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6).map(lambda v: [k / 40 for k in v]))
+    table = sectorch.owned({"x": np.arange(n) * 1.0}, owner="Q", session=REFERENCE).share()
+    policy = sectorch.Policy(minimum=minimum, releases=0, step=1.0)
+    shown = ~sectorch.release(sectorch.tables.quantile(table, "x", ranks), policy).withheld
+    inner = [q for q in ranks if 0 < q < 1 and min(q, 1 - q) * (n - 1) >= minimum - 1]
+    near = lambda q: any(p != q and abs(p - q) * (n - 1) < minimum - 1e-9 for p in inner)
+    assert shown.tolist() == [q in inner and not near(q) for q in ranks]
 
 
 def test_what_a_program_says_of_a_column_is_checked(tmp_path):
@@ -510,11 +527,25 @@ def test_a_test_of_small_cells_is_withheld():
     assert sectorch.release(t.chi_square(wards(), "sex", "ill"), EXACTLY).withheld.all()
     halves = {"late": np.arange(100) % 2 > 0}
     assert not sectorch.release(t.chi_square(wards(**halves), "sex", "late"), EXACTLY).withheld.any()
-    time = {"time": np.arange(100) % 20, "dead": np.arange(100) < 60}
-    for few, rest in ((3, True), (50, False)):
+    # Nobody of the m is ill: then all of them are well. A category that nobody has is none of the test.
+    assert sectorch.release(t.chi_square(wards(few=25), "sex", "ill"), EXACTLY).withheld.all()
+    frame = {"ward": np.repeat(["a", "b"], 50), "late": np.arange(100) % 2 > 0}
+    columns = {"ward": ("a", "b", "c"), "late": None}
+    table = sectorch.owned(frame, owner="Q", session=REFERENCE, columns=columns).share()
+    assert not sectorch.release(t.chi_square(table, "ward", "late"), EXACTLY).withheld.any()
+    # 15, 15, 10 and 10 of either half leave until 9 and after, dead or not; a month has 3 or 2 of them.
+    time = {"time": np.arange(100) % 20, "dead": np.arange(100) % 2 > 0}
+    for few, times, rest in ((3, [9, 20], True), (50, [9, 20], False), (50, [20], False), (50, range(1, 21), True)):
         table = wards(few=few, **time)
         table = table.with_columns(time=(table["time"], t.Column("integer", limit=24)))
-        test = t.log_rank(table, "time", "dead", times=range(1, 21), by="ill")
+        test = t.log_rank(table, "time", "dead", times=times, by="ill")
+        assert bool(sectorch.release(test, EXACTLY).withheld) is rest
+    bits = np.arange(100) % 2 > 0
+    for dead, part, rest in ((bits, None, False), (bits, "age", True), (bits & (np.arange(100) < 50), None, True)):
+        # One row is filtered out; nobody of the second half dies.
+        table = wards(few=50, time=np.full(100, 5.0), dead=dead)
+        table = table if part is None else table.where(table["age"] < 90)
+        test = t.log_rank(table, "time", "dead", times=[5.0], by="ill")
         assert bool(sectorch.release(test, EXACTLY).withheld) is rest
 
 
