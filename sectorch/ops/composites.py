@@ -309,6 +309,58 @@ COMPOSED[torch.bincount] = COMPOSED[T.bincount] = _bincount
 COMPOSED[torch.histc] = COMPOSED[T.histc] = _histc
 
 
+# The logarithm of the gamma function and its derivatives, by the series at x + GAMMA_SHIFT.
+
+
+GAMMA_SHIFT, GAMMA_LEAST = 16, 7.0
+BERNOULLI = ((2, 1 / 6), (4, -1 / 30), (6, 1 / 42))
+
+
+def _gamma_parts(x: Any) -> tuple[Any, Any, Any]:
+    """x + k for k below the shift [..., k], z = x + shift, and 1 / z; x of -9 or less withholds the result."""
+    near, z = x.unsqueeze(-1) + torch.arange(GAMMA_SHIFT, dtype=x.dtype), x + GAMMA_SHIFT
+    z = z * (z.detach() >= GAMMA_LEAST).to(x.dtype)
+    return near, z, z.reciprocal()
+
+
+def _lgamma(x: Any) -> Any:
+    """log |gamma(x)| for x > -9, from Stirling's series and the logarithms of |x + k|."""
+    near, z, inverse = _gamma_parts(x)
+    series = sum(b / (j * (j - 1)) * inverse ** (j - 1) for j, b in BERNOULLI)
+    return (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + series - near.abs().log().sum(-1)
+
+
+def _polygamma(n: int, x: Any) -> Any:
+    """The derivatives of log gamma: digamma for n = 0; for x > -9."""
+    if n < 0:
+        raise ArgumentError(f"polygamma(n, x) does not support negative n, got {n}")
+    if n > 4:
+        refuse(f"polygamma of order {n}", "its values leave the range near every whole number below 1: take at most 4")
+    near, z, inverse = _gamma_parts(x)
+    sign, before = (-1.0) ** (n + 1), math.factorial(max(n - 1, 0))
+    series = sum(b * math.factorial(j + n - 1) / math.factorial(j) * inverse ** (j + n) for j, b in BERNOULLI)
+    first = before * inverse**n if n else -z.log()
+    largest = math.factorial(n) * (near.reciprocal() ** (n + 1)).sum(-1)
+    return sign * (largest + first + 0.5 * math.factorial(n) * inverse ** (n + 1) + series)
+
+
+def _mvlgamma(x: Any, p: int) -> Any:
+    """torch.mvlgamma."""
+    halves = x.unsqueeze(-1) - 0.5 * torch.arange(p, dtype=x.dtype)
+    return _lgamma(halves).sum(-1) + p * (p - 1) / 4 * math.log(math.pi)
+
+
+for _gamma in (torch.lgamma, T.lgamma, torch.special.gammaln):
+    COMPOSED[_gamma] = _lgamma
+for _gamma in (torch.digamma, T.digamma, torch.special.digamma, torch.special.psi):
+    COMPOSED[_gamma] = lambda x: _polygamma(0, x)
+for _gamma in (torch.polygamma, torch.special.polygamma):
+    COMPOSED[_gamma] = _polygamma
+COMPOSED[T.polygamma] = lambda x, n: _polygamma(n, x)
+for _gamma in (torch.mvlgamma, T.mvlgamma, torch.special.multigammaln):
+    COMPOSED[_gamma] = _mvlgamma
+
+
 def _as_rows(x: Any) -> Any:
     """A row for each variable, a column for each observation."""
     return x.reshape(1, -1) if x.dim() < 2 else x

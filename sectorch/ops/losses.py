@@ -421,3 +421,73 @@ def multilabel_soft_margin_loss(
     loss = F.softplus(x) - x * target
     loss = loss if weight is None else loss * weight
     return _reduce(loss.mean(-1), reduction)
+
+
+# Connectionist temporal classification.
+
+
+BELOW = 64.0
+"""What is taken from a path that is not there: exp(-64) is nothing."""
+
+
+def ctc_loss(log_probs: Any, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+             reduction: str = "mean", zero_infinity: bool = False) -> Any:  # fmt: skip
+    """The logarithm of the sum over all alignments (Graves et al., ICML 2006), with public targets and lengths.
+
+    An alignment goes through the labels with blanks between them; which places can be reached is public. The gradient
+    is torch's, which takes `log_probs` for the result of a log_softmax.
+
+    Raises:
+        UnsupportedOpError: secret targets or lengths.
+        ArgumentError: a target that is longer than its input allows, without `zero_infinity`.
+    """
+    if any(is_secret(v) for v in (targets, input_lengths, target_lengths)):
+        refuse("ctc_loss of secret targets or lengths", "an alignment's places would be secret: give public ones")
+    if log_probs.dim() in (2, 3):  # what torch says of the arguments
+        torch.ctc_loss(torch.zeros(log_probs.shape), targets, input_lengths, target_lengths, blank)
+    numbers = lambda v: v.flatten().tolist() if isinstance(v, torch.Tensor) else [v] if isinstance(v, int) else list(v)
+    x = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    (steps, batch, _), ends, lengths = x.shape, numbers(input_lengths), numbers(target_lengths)
+    flat = targets.flatten().tolist() if targets.dim() == 1 and log_probs.dim() == 3 else None
+    begins = [sum(lengths[:n]) for n in range(batch)]
+    rows = targets if targets.dim() == 2 else targets.unsqueeze(0)
+    labels = [flat[b : b + n] if flat is not None else rows[k, :n].tolist()
+              for k, (b, n) in enumerate(zip(begins, lengths, strict=True))]  # fmt: skip
+    size = 2 * max(lengths) + 1
+    codes = torch.full((batch, size), blank)
+    for k, own in enumerate(labels):
+        codes[k, 1 : 2 * len(own) : 2] = torch.tensor(own, dtype=torch.long)
+    place = torch.arange(size)
+    jumps = torch.zeros(batch, size, dtype=torch.bool)
+    jumps[:, 2:] = (codes[:, 2:] != blank) & (codes[:, 2:] != codes[:, :-2])
+    there = (place < 2).expand(batch, size) & (place < 2 * torch.tensor(lengths)[:, None] + 1)
+    inside = place < 2 * torch.tensor(lengths)[:, None] + 1
+    paths, found = [x[0].gather(1, codes)], [there]
+    for t in range(1, steps):
+        before = torch.stack([(place - k).clamp_min(0).expand(batch, size) for k in range(3)], 1)
+        open_ = torch.stack([F.pad(there, (k, -k)) & (jumps if k == 2 else inside) for k in range(3)], 1)
+        first = open_.int().argmax(1, keepdim=True)
+        before = torch.where(open_, before, before.gather(1, first))
+        absent = BELOW * (~open_ & open_.any(1, keepdim=True)).to(x.dtype)
+        came = paths[-1].gather(1, before.flatten(1)).unflatten(1, (3, size)) - absent
+        paths.append(torch.logsumexp(came, 1) + x[t].gather(1, codes))
+        there = open_.any(1) & inside
+        found.append(there)
+    losses = []
+    for k, (end, n) in enumerate(zip(ends, lengths, strict=True)):
+        last = [s for s in (2 * n, 2 * n - 1) if s >= 0 and end > 0 and bool(found[end - 1][k, s])]
+        if not last and not zero_infinity:
+            raise ArgumentError(f"ctc_loss: {end} inputs have no alignment with {n} labels; give zero_infinity=True")
+        total = x[0, k, 0] * 0.0 if not last else -torch.logsumexp(paths[end - 1][k, last], 0)
+        if last:
+            probability = x[:end, k].exp()
+            total = total + (probability - probability.detach()).sum()
+        losses.append(total)
+    loss = torch.stack(losses)
+    if reduction == "mean":
+        loss = loss / torch.tensor(lengths, dtype=x.dtype).clamp_min(1)
+    loss = loss if log_probs.dim() == 3 or reduction != "none" else loss[0]
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+COMPOSED[F.ctc_loss] = COMPOSED[torch.ctc_loss] = ctc_loss

@@ -26,7 +26,7 @@ from ..tensor.table import COMPOSED, SHARES, Context, as_sectorch_error, positio
 from .autograd_values import Cell
 from .elementwise import content
 from .operations import GRADIENTS
-from .tensor import FUNCTIONS, REFUSED, REVEALED, WITHOUT_ROW, DifferentiableTensor
+from .tensor import FUNCTIONS, REFUSED, REPLACED, REVEALED, WITHOUT_ROW, DifferentiableTensor
 
 PLACES = ((torch, ""), (F, ""), (torch.linalg, "linalg_"), (torch.special, "special_"), (torch.Tensor, ""))
 """Modules that may have a torch function with the name of an operator, and the prefix of the operator's name."""
@@ -120,8 +120,6 @@ NO_GRADIENT = {
     ),
     "fill_diagonal": "x.masked_fill(torch.eye(n, dtype=torch.bool), value) has one",
     "i0e": "its derivative is made of torch.special.i1e, which is not supported; keep it out of what is trained",
-    "log_ndtr": "its derivative is made of torch.special.erfcx, which is not supported; for x > -2 "
-    "torch.log(torch.special.ndtr(x)) has one",
     "setitem": "torch.where, torch.cat and torch.index_put write out of place",
     **dict.fromkeys(
         ("adaptive_max_pool1d_with_indices", "adaptive_max_pool2d_with_indices"), "call it without return_indices"
@@ -180,6 +178,11 @@ def _check_optimiser(optimiser: Optimizer, *_: Any) -> None:
                 raise ArgumentError(
                     f"the optimiser has a revealed parameter of shape {tuple(p.shape)}, to which no gradient comes; "
                     f"give it the shared model's: {type(optimiser).__name__}(model.parameters(), ...)"
+                )
+            if p in REPLACED and p.grad is None:
+                raise ArgumentError(
+                    f"the optimiser has a plain parameter of shape {tuple(p.shape)} of a model that is shared now, to "
+                    f"which no gradient comes; make it after sectorch.shared(model)"
                 )
         if any(isinstance(p, DifferentiableTensor) for p in group["params"]):
             for kind in type(optimiser).__mro__:
@@ -485,6 +488,35 @@ def lu_unpack(LU_data: Any, LU_pivots: torch.Tensor, unpack_data: bool = True, u
         return torch.return_types.lu_unpack((P, torch.empty(0), torch.empty(0)))
     L, U = LU_data[..., :least].tril(-1) + torch.eye(rows, least), LU_data[..., :least, :].triu()
     return torch.return_types.lu_unpack((P, L, U))
+
+
+@_composition(torch.special.erfcx)
+def erfcx(input: Any) -> Any:
+    """exp(x^2) erfc(x), from the logarithm of erfc."""
+    return 2 * torch.exp(input**2 + torch.special.log_ndtr(-math.sqrt(2) * input))
+
+
+class _LogNdtr(torch.autograd.Function):
+    """log ndtr, whose derivative is exp(-x^2 / 2 - log ndtr(x)) / sqrt(2 pi)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = torch.special.log_ndtr(x)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return given[0] * torch.exp(-0.5 * x**2 - y - 0.5 * math.log(2 * math.pi))
+
+
+@_composition(torch.special.log_ndtr)
+def log_ndtr(input: Any) -> Any:
+    if not isinstance(input, DifferentiableTensor) or not (torch.is_grad_enabled() and input.requires_grad):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.special.log_ndtr(input)
+    return _LogNdtr.apply(input)
 
 
 @_composition(torch.linalg.lu_solve)

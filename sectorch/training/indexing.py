@@ -176,10 +176,17 @@ def scatter_add(context: Context, x: Any, dim: int, index: Any, source: Any) -> 
 def scatter(context: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
     """Write entries to secret places of a tensor of zeros, as in the gradients of `max`, `sort` and `topk`.
 
-    Entries with the same place are added up.
+    Entries with the same place are added up. A number is written into any tensor, at one place of a row.
     """
     if not isinstance(index, Cell):
         return torch.scatter(content(x), dim, index, content(source))
+    if isinstance(source, (int, float)) and content(x).dim() and index.shape.shape[dim] == 1:
+        value, dim = content(x), dim % content(x).dim()
+        places = [slice(0, n) if d != dim else slice(None) for d, n in enumerate(index.shape.shape)]
+        if list(value[tuple(places)].shape) == list(value.shape):
+            codes = _codes(index, value.shape[dim], dim).movedim(0, dim).squeeze(dim + 1)
+            value = value if isinstance(value, SharedTensor) else codes * 0.0 + value
+            return torch.mul(codes, source - value) + value
     zeros = content(x).bound == 0 if isinstance(x, Cell) else not bool(x.any())
     if not zeros or not isinstance(source, Cell):
         raise ArgumentError("writing to secret places of what is not zero is not supported on shares")

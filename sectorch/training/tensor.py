@@ -51,6 +51,9 @@ secrets."""
 REVEALED: Any = WeakTensorKeyDictionary()
 """Revealed values of parameters, as keys: no gradient of a shared model reaches them."""
 
+REPLACED: Any = WeakTensorKeyDictionary()
+"""Plain parameters in whose place a model has shared ones, as keys: no gradient reaches them either."""
+
 REFUSED: dict[Any, str] = {}
 """Functions without a gradient on shares, and the way out."""
 
@@ -146,7 +149,8 @@ class DifferentiableTensor(SecretTensor):
     @classmethod
     def _handle_call(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         _refuse_transforms()
-        if func == _SET_DATA and args[0] is args[1]:  # as a module's .to(device) does where the device is its own
+        if func == _SET_DATA:
+            _refuse_other_memory(args[0], args[1])
             return None
         if func in SECRETS:
             raise SecretAccessError(
@@ -212,6 +216,15 @@ def _refuse_transforms() -> None:
         raise UnsupportedOpError(
             f"torch.func (vmap, grad, jacrev, functional transforms) does not take tensors that are trained on; call "
             f"the model on the whole batch, and loss.backward() or torch.autograd.grad for gradients (at {line()})"
+        )
+
+
+def _refuse_other_memory(x: Any, value: Any) -> None:
+    """`x.data = value`, which changes nothing where both are one memory: a module's .to(device), x.data -= step."""
+    if not (isinstance(x, DifferentiableTensor) and isinstance(value, DifferentiableTensor) and x.cell is value.cell):
+        raise SecretAccessError(
+            "Tensor.data.__set__ would take the content out of a DifferentiableTensor, or make two of one memory; "
+            "write into it: with torch.no_grad(): p.copy_(x), or p.data.copy_(x)"
         )
 
 
@@ -332,6 +345,14 @@ FOREACH: dict[str, Callable] = {
 """For functions of lists, the function of one tensor, where the method of that name has other arguments."""
 
 
+WAYS_OUT = {
+    "_amp_": "; GradScaler looks at gradients, and shares have no half precision: leave it out, or enabled=False",
+    "_sparse_coo": "; leave sparse=True out: shares have no sparse gradients",
+    "embedding_renorm": "; leave max_norm out, or scale the rows that are looked up by their norms",
+}
+"""What operators of these names are part of, and what to write instead."""
+
+
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     """The result of an operator of aten: computed by its row, or recorded inside a step.
 
@@ -362,7 +383,8 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
                 f"a number was asked of a DifferentiableTensor at {line()}; use .reveal(), and torch.where to choose; "
                 f"torch.func takes no such tensors, .backward() does"
             )
-        raise UnsupportedOpError(f"{GRADIENTS.unsupported(func, args, kwargs)} (at {line()})")
+        way = next((way for start, way in WAYS_OUT.items() if name.startswith(start)), "")
+        raise UnsupportedOpError(f"{GRADIENTS.unsupported(func, args, kwargs)}{way} (at {line()})")
     if target is not None and not isinstance(target, DifferentiableTensor):
         raise UnsupportedOpError(f"{func} would write a secret into a plain tensor at {line()}")
     given = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, DifferentiableTensor)]
@@ -391,7 +413,8 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     parameter = target is not None and target.requires_grad and target.is_leaf
     into = None if target is None else target.cell
     op = Operation(key, row, args, kwargs, meta, into, parameter, backward, line())
-    recording = current_recording(context)
+    asked = row.name == "isfinite"  # gives a plain tensor, whose content Python may look at
+    recording = None if asked else current_recording(context)
     made = compute_operation(context, op) if recording is None else recording.add(op)
     if target is not None:
         return target
@@ -419,7 +442,9 @@ def shared(
     owner are shares that no optimiser changes.
 
     Args:
-        module: the module. Its owner knows the initial values; after a step nobody knows the parameters.
+        module: the module. Its owner knows the initial values; after a step nobody knows the parameters. Its
+            parameters are others than before, with the hooks of those and without their gradients: make optimisers
+            afterwards.
         owner: the party that knows the initial values: "Q", "A" or "S".
         frozen: names of parameters, or of layers with all of theirs, that get `requires_grad=False`; True for all.
         session, party, scheme: as of `sectorch.share`.
@@ -427,8 +452,9 @@ def shared(
     No message, but for 8 bytes a parameter of Q's to S, and of a frozen one from A to S when it is first used.
 
     Raises:
-        ArgumentError: no module, a DataParallel, or one that is shared already; under `torch.inference_mode`; a name
-            that the module does not have, or `frozen` for another owner than an answering party.
+        ArgumentError: no module, a DataParallel, a scripted one, or one that is shared already; under
+            `torch.inference_mode`; a name that the module does not have, or `frozen` for another owner than an
+            answering party.
         UnsupportedOpError: a lazy module that has not been run.
         FixedPointRangeError, NonFiniteError, DtypeError: a parameter that cannot be shared; nothing was changed.
     """
@@ -437,6 +463,10 @@ def shared(
     if torch.is_inference_mode_enabled():
         raise ArgumentError("a model that is shared under torch.inference_mode() has no gradients; share it outside")
     refuse_scattered(module)
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        raise ArgumentError(
+            "a scripted or traced module has no Python to follow; share the nn.Module that it was made of"
+        )
     for name, p in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(p, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
             raise UnsupportedOpError(f"'{name}' is uninitialised (a lazy module): run the module once in plain first")
@@ -464,7 +494,7 @@ def shared(
         for name, tensor in list(child._parameters.items()):
             if tensor is not None and id(tensor) in made:
                 if not isinstance(made[id(tensor)], nn.Parameter):
-                    made[id(tensor)] = nn.Parameter(made[id(tensor)], made[id(tensor)].requires_grad)
+                    made[id(tensor)] = _in_place_of(tensor, made[id(tensor)])
                 child._parameters[name] = made[id(tensor)]
         for name, tensor in list(child._buffers.items()):
             if tensor is not None and id(tensor) in made:
@@ -473,6 +503,17 @@ def shared(
             child.register_forward_pre_hook(_before_forward)
             child.register_forward_hook(_after_forward, always_call=True)
     return module
+
+
+def _in_place_of(plain: nn.Parameter, content: DifferentiableTensor) -> nn.Parameter:
+    """A parameter with the hooks of the plain one."""
+    made, REPLACED[plain] = nn.Parameter(content, content.requires_grad), True
+    if made.requires_grad:
+        for hook in (plain._backward_hooks or {}).values():
+            made.register_hook(hook)
+        for hook in (getattr(plain, "_post_accumulate_grad_hooks", None) or {}).values():
+            made.register_post_accumulate_grad_hook(hook)
+    return made
 
 
 def _frozen_parameters(module: nn.Module, frozen: Any, holder: Party, party: Party) -> set[int]:

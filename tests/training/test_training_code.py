@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sectorch
 from sectorch import DifferentiableTensor, Session
-from sectorch.errors import ArgumentError, UnsupportedOpError
+from sectorch.errors import ArgumentError, SecretAccessError, UnsupportedOpError
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "layer norm": (lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)), (5, 4)),
@@ -59,6 +59,72 @@ def test_a_model_is_trained_as_in_plain(name: str):
             optimiser.step()
     for p, q in zip(plain.parameters(), shared.parameters(), strict=True):
         assert torch.allclose(p.detach(), q.detach().reveal(), atol=2.0**-16, rtol=0)
+
+
+def halve_gradients(p: Any) -> None:
+    p.grad.mul_(0.5)
+
+
+def hooked(model: Any) -> Any:
+    """A hook on a tensor, one that is called when its gradient is there, and one on a layer, of before sharing."""
+    model[0].weight.register_hook(lambda g: g * 0.5)
+    model[2].weight.register_post_accumulate_grad_hook(halve_gradients)
+    model[1].register_full_backward_hook(lambda layer, given, came: (given[0] * 0.25,))
+    return model
+
+
+def by_hand(model: Any) -> None:
+    for p in model.parameters():
+        p.data -= 0.1 * p.grad.data
+
+
+def clipped(model: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
+
+
+def chosen(model: Any, x: Any) -> Any:
+    """A straight-through choice of a class, as in `F.gumbel_softmax(hard=True)`."""
+    soft = model(x).softmax(1)
+    hard = torch.zeros_like(soft).scatter(1, soft.argmax(1, keepdim=True), 1.0)
+    return (hard - soft.detach() + soft).pow(3)
+
+
+def written(model: Any, x: Any) -> Any:
+    scores = model(x)
+    return scores.scatter(-1, scores.argmax(-1, keepdim=True), 0.25)
+
+
+RECIPES: dict[str, tuple[Callable, Callable, Callable]] = {
+    "hooks": (hooked, lambda m, x: m(x), lambda m: None),
+    "data": (lambda m: m, lambda m, x: m(x), by_hand),
+    "clipped": (lambda m: m, lambda m, x: m(x), clipped),
+    "chosen": (lambda m: m, chosen, lambda m: None),
+    "written": (lambda m: m, written, lambda m: None),
+}
+"""What is done with a plain model, with its batch, and with its gradients."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_recipe_gives_the_weights_of_plain_torch(name: str, recorded: bool):
+    before, run, after = RECIPES[name]
+    session, ends = Session(reference=True), []
+    for secret in (False, True):
+        torch.manual_seed(1)
+        model = before(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+        model = sectorch.shared(model, session=session) if secret else model
+        optimiser = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(2):
+            x: Any = torch.rand(5, 4, generator=torch.Generator().manual_seed(step))
+            x = sectorch.share(x, session=session) if secret else x
+            with sectorch.step(session) if secret and recorded else torch.enable_grad():
+                optimiser.zero_grad()
+                run(model, x).pow(2).sum().backward()
+                after(model)
+                optimiser.step()
+        ends.append([p.detach().reveal() if secret else p.detach() for p in model.parameters()])
+    for p, q in zip(*ends, strict=True):
+        assert torch.allclose(p, q, atol=2.0**-15, rtol=0)
 
 
 @pytest.mark.parametrize("secret", [True, False])
@@ -129,8 +195,28 @@ def test_what_cannot_be_trained_is_refused_by_what_to_do():
         assert model(secret).shape == (3, 4)
     with pytest.raises(UnsupportedOpError, match="lazy"):
         sectorch.shared(nn.LazyLinear(3), session=session)
-    with pytest.raises(UnsupportedOpError, match=r"torch\.lgamma"):
-        torch.lgamma(model(secret))
+    with pytest.raises(UnsupportedOpError, match=r"torch\.frexp"):
+        torch.frexp(model(secret))
+    plain = nn.Linear(4, 2)
+    made_before = torch.optim.SGD(plain.parameters(), 0.1)
+    sectorch.shared(plain, session=session)(secret).sum().backward()
+    with pytest.raises(ArgumentError, match=r"make it after sectorch.shared"):
+        made_before.step()
+    with pytest.raises(SecretAccessError, match=r"p\.copy_\(x\)"):
+        plain.weight.data = plain.weight.detach() * 2
+    with pytest.warns(FutureWarning):
+        scripted = torch.jit.script(nn.Linear(4, 2))
+    with pytest.raises(ArgumentError, match="scripted"):
+        sectorch.shared(scripted, session=session)
+    scaler = torch.amp.GradScaler("cpu")
+    optimiser = torch.optim.SGD(plain.parameters(), 0.1)
+    scaler.scale(plain(secret).sum()).backward()
+    with pytest.raises(UnsupportedOpError, match="enabled=False"):
+        scaler.step(optimiser)
+    for option, way in (({"max_norm": 1.0}, "max_norm out"), ({"sparse": True}, "sparse=True out")):
+        table = sectorch.shared(nn.Embedding(4, 2, **option), session=session)
+        with pytest.raises(UnsupportedOpError, match=way):
+            table(torch.tensor([1, 2])).sum().backward()
     for transform in (torch.func.vmap, torch.func.jacrev):
         with pytest.raises(UnsupportedOpError, match="whole batch"):
             transform(model)(leaf.detach())

@@ -124,12 +124,11 @@ def test_what_has_no_gradient_names_the_way_out():
     session = Session(reference=True)
     x = DifferentiableTensor(sectorch.share(torch.eye(3), session=session), requires_grad=True)
     for f, way in (
-        (torch.special.log_ndtr, r"torch.log\(torch.special.ndtr"),
         (torch.fft.rfft, "complex results are not followed"),
         (torch.special.i0e, "keep it out of what is trained"),
     ):
         with pytest.raises(UnsupportedOpError, match=rf"has no gradient on shares: .*{way}.*test_training_sequences"):
             f(x)
     assert torch.equal(torch.sinc(x.detach()).reveal(), torch.sinc(torch.eye(3)).round(decimals=5))
-    with pytest.raises(UnsupportedOpError, match=r"torch.digamma.*as_shared\(\) takes what needs none"):
-        torch.digamma(x)
+    with pytest.raises(UnsupportedOpError, match=r"torch.frexp.*as_shared\(\) takes what needs none"):
+        torch.frexp(x)
