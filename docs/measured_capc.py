@@ -95,7 +95,7 @@ def figures() -> str:
 def series() -> tuple[list[tuple[int, list[float]]], list[tuple[float, float]]]:
     """Gains by the number of parties (Figure 4), and the vote's accuracy in percent by sigma (Figure 11)."""
     gained = [(int(count), found["gains"]) for count, found in _rows("fig4").items()]
-    votes = sorted((float(sigma), 100 * statistics.mean(values)) for sigma, values in _rows("fig11").items())
+    votes = sorted((float(sigma), statistics.mean(values)) for sigma, values in _rows("fig11").items())
     return gained, votes
 
 

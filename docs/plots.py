@@ -6,12 +6,14 @@ colour (Okabe and Ito), and each curve has its name at its end or in the legend.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from figures import text
+from measured import RESULTS
 from measured_capc import series
 from measured_capride import SPLITS, curves
 
@@ -92,15 +94,15 @@ def capc_gains() -> str:
     by_noise = [(max(sigma, 0.5), share) for sigma, share in votes]
     return panels("CaPC on digits", [
         Panel("gain at one noise", "parties", "points", {"": by_parties}, range(20, 101, 20), range(0, 26, 5)),
-        Panel("vote of 50 models", "sigma of the noise, in votes", "%", {"": by_noise}, (0.5, 1, 2, 4, 7, 15, 40, 100),
+        Panel("vote of 50 models", "sigma, in votes (left: none)", "%", {"": by_noise}, (0.5, 1, 2, 4, 7, 15, 40, 100),
               (0, 20, 40, 60, 80, 100), math.log),
     ], 320)  # fmt: skip
 
 
 def capride_rounds() -> str:
     """CaPriDe, Figure 2."""
-    names = {"local": "local", "head": "head", "forward": "forward", "default": "the default (leakage 0.5)",
-             "dml": "DML, sees every logit", "fedavg": "FedAvg, gives the models away"}  # fmt: skip
+    names = {"local": "local", "head": "head", "forward": "forward", "default": "default",
+             "dml": "DML", "fedavg": "FedAvg"}  # fmt: skip
     levels = {"homogeneous": (80, 85, 90, 95, 100), "heterogeneous": (80, 85, 90, 95, 100),
               "no-overlap": (40, 55, 70, 85, 100)}  # fmt: skip
     return panels("CaPriDe on digits, two parties: accuracy after each round", [
@@ -110,4 +112,49 @@ def capride_rounds() -> str:
     ])  # fmt: skip
 
 
-PLOTS: dict[str, Callable[[], str]] = {"capc-gains": capc_gains, "capride-rounds": capride_rounds}
+LAYERS = {
+    "resnet50": "ResNet-50, 224 x 224",
+    "bert-base": "BERT-base, 128 tokens: sums over twelve layers, of which one was measured",
+}
+
+
+def layers() -> str:
+    """What each part of two models costs: share of the processor's seconds, megabytes ahead and online, rounds."""
+    rows = json.loads((RESULTS / "layers.json").read_text(encoding="utf-8"))["rows"]
+    columns = {"share of seconds, %": 150, "MB, ahead and online": 330, "rounds": 510}
+    parts, y = [text(x, 44, said, text_anchor="start") for said, x in columns.items()], 58
+    for model, said in LAYERS.items():
+        once = ("embeddings", "pooler") if model == "bert-base" else rows[model]
+        times = lambda name, row, once=once: {k: v * (1 if name in once else 12) for k, v in row.items()}
+        found = [(name, times(name, row)) for name, row in rows[model].items() if name != "additions"]
+        every = sum(row["seconds"] for _, row in found)
+        shown = [
+            (name, [(100 * row["seconds"] / every,), (row["offline"] / 1e6, row["online"] / 1e6), (row["rounds"],)])
+            for name, row in found
+        ]
+        most = [max(sum(values[k]) for _, values in shown) for k in range(3)]
+        y += 20
+        parts.append(text(10, y, said, text_anchor="start", font_weight="bold"))
+        for name, values in shown:
+            y += 18
+            parts.append(text(142, y, name, text_anchor="end", font_size="11"))
+            for k, x in enumerate(columns.values()):
+                at = float(x)
+                colours = COLOURS if k == 1 else COLOURS[2:]
+                for colour, value in zip(colours, values[k], strict=False):
+                    wide = 110 * value / most[k]
+                    parts.append(f'<rect x="{at:.1f}" y="{y - 10}" width="{wide:.1f}" height="12" fill="{colour}"/>')
+                    at += wide
+                total = sum(values[k])
+                parts.append(text(round(at + 4), y, f"{total:.0f}", text_anchor="start", font_size="11"))
+        y += 8
+    parts += [
+        f'<rect x="330" y="{y + 4}" width="12" height="12" fill="{COLOURS[0]}"/>',
+        text(346, y + 14, "ahead of the query", text_anchor="start", font_size="11"),
+        f'<rect x="450" y="{y + 4}" width="12" height="12" fill="{COLOURS[1]}"/>',
+        text(466, y + 14, "online", text_anchor="start", font_size="11"),
+    ]
+    return framed("What each part of a model costs", 680, y + 26, parts)
+
+
+PLOTS: dict[str, Callable[[], str]] = {"capc-gains": capc_gains, "capride-rounds": capride_rounds, "layers": layers}

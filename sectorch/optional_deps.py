@@ -20,6 +20,7 @@ EXTRA = {
     "scikit-learn": "demo",
     "scipy": "tables",
     "shapiq": "shapley",
+    "shtab": "completion",
     "torchvision": "privhfl",
     "transformers": "hf",
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from cases import long
 from commands import run_command
 
 from sectorch.cli.command import FAILED, USAGE, Parser, command_status, writable
+from sectorch.cli.completion import SHELLS, parser_of, whole_parser
 from sectorch.cli.main import COMMANDS, GROUPS, overview, run
 from sectorch.errors import ArgumentError, SectorchError
 from sectorch.federated.command import declared
@@ -376,3 +380,42 @@ def test_nobody_reads_its_output(words):
     finally:
         os.close(write)
     assert (process.returncode, process.stderr) == (141, "")
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # pyright: ignore[reportReturnType]
+
+
+def test_completion_has_each_commands_own_options():
+    """The parser that shtab is given; to make it no command has run."""
+    commands = subcommands(whole_parser())
+    assert list(commands) == list(COMMANDS)
+    for name, parser in commands.items():
+        assert set(parser._option_string_actions) == set(parser_of(name)._option_string_actions) > {"--debug"}, name
+    assert set(ACTIONS) <= set(subcommands(commands["keys"]))
+    assert "--inference" in commands["capc"]._option_string_actions
+
+
+COMPLETED = {
+    ("se",): {"server"}, ("keys", "re"): {"request"},
+    ("capc", "--infer"): {"--inference"}, ("capc", "--inference", "m"): {"mpc"},
+}  # fmt: skip
+"""The words that are written after `sectorch`, and what they are completed to."""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_a_script_of_the_shell(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("shtab", reason="needs the completion extra: pip install '.[completion]'")
+    assert run(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert "--inference" in script.read_text(encoding="utf-8")
+    if shell != "bash" or shutil.which("bash") is None:
+        return
+    for words, found in COMPLETED.items():
+        line = f"COMP_WORDS=(sectorch {shlex.join(words)}); COMP_CWORD={len(words)}"
+        call = f"$(complete -p sectorch | sed 's/.*-F \\([^ ]*\\).*/\\1/') sectorch {words[-1]}; echo ${{COMPREPLY[@]}}"
+        asked = subprocess.run(
+            ["bash", "-c", f"source {script}; {line}; {call}"], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert set(asked.stdout.split()) == found, (words, asked)

@@ -332,6 +332,26 @@ def test_figures_refuse_what_is_not_declared():
             module.drawn(module.Figure(share.title, share.protocols, steps))
 
 
+def test_plots_show_all_of_their_curves():
+    """Every point and bar of a plot lies in its picture, and a plot has curves or bars."""
+    figures()
+    sys.path.insert(0, str(DOCS))
+    try:
+        plots = importlib.import_module("plots").PLOTS
+    finally:
+        sys.path.remove(str(DOCS))
+    for name, made in plots.items():
+        picture = made()
+        width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', picture)[0])
+        lines = re.findall(r'<path d="M([\d.,L -]+)" fill="none"', picture)
+        points = [tuple(map(float, point.split())) for line in lines for point in line.split("L")]
+        points += [
+            (float(x) + float(w), float(y))
+            for x, y, w in re.findall(r'<rect x="(\S+)" y="(\S+)" width="(\S+)"', picture)
+        ]
+        assert len(points) > 10 and all(0 <= x <= width and 0 <= y <= height for x, y in points), name
+
+
 def test_citation_is_whole():
     """What CFF 1.2.0 asks for, the package's version and licence, and five papers with authors."""
     yaml = pytest.importorskip("yaml", reason="PyYAML comes with the docs extra")

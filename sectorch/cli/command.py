@@ -214,6 +214,12 @@ def _terminate(*_: Any) -> NoReturn:
     raise TerminatedError
 
 
+class Described(list[str]):
+    """Given to a command as its arguments: it leaves its parser here, and does nothing else."""
+
+    parser: Parser
+
+
 def command_status(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: str = "stopped") -> int:
     """Run a command; returns its exit status (see the top of this file).
 
@@ -226,6 +232,9 @@ def command_status(parser: Parser, arguments: Sequence[str] | None, run: Run, st
         SystemExit: after an invalid command line, and after help.
         Exception: any error of `run`, with `--debug`.
     """
+    if isinstance(arguments, Described):
+        arguments.parser = parser
+        return DONE
     words = sys.argv[1:] if arguments is None else list(arguments)
     cut = words.index("--") if parser.rest is not None and "--" in words else len(words)
     options = parser.parse_args(words[:cut])

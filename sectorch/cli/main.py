@@ -52,6 +52,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),
+        "completion": ("cli.completion:completion", "a script that completes commands and options in a shell"),
         "warm": ("network.warm_up:main", "compile what a query runs, once on a machine, ahead of it"),
         "bench": ("testing.local_network:main", "three processes over an emulated network: seconds, rounds, bytes"),
     },
