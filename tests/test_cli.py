@@ -18,8 +18,7 @@ from cases import long
 from commands import run_command
 
 from sectorch.cli.command import FAILED, USAGE, Parser, command_status, writable
-from sectorch.cli.completion import SHELLS, parser_of, whole_parser
-from sectorch.cli.main import COMMANDS, GROUPS, overview, run
+from sectorch.cli.main import COMMANDS, GROUPS, SHELLS, overview, parser_of, run, whole_parser
 from sectorch.errors import ArgumentError, SectorchError
 from sectorch.federated.command import declared
 from sectorch.network.federation.programs import command_of

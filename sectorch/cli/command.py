@@ -214,7 +214,7 @@ def _terminate(*_: Any) -> NoReturn:
     raise TerminatedError
 
 
-class Described(list[str]):
+class ParserRequest(list[str]):
     """Given to a command as its arguments: it leaves its parser here, and does nothing else."""
 
     parser: Parser
@@ -232,7 +232,7 @@ def command_status(parser: Parser, arguments: Sequence[str] | None, run: Run, st
         SystemExit: after an invalid command line, and after help.
         Exception: any error of `run`, with `--debug`.
     """
-    if isinstance(arguments, Described):
+    if isinstance(arguments, ParserRequest):
         arguments.parser = parser
         return DONE
     words = sys.argv[1:] if arguments is None else list(arguments)

@@ -17,8 +17,9 @@ with interruptible(is_command()):
     from rich.table import Table
 
     from ..errors import ArgumentError
+    from ..optional_deps import required_imports
     from ..tensor.table import supported_ops
-    from .command import DONE, STOPPED, UNREAD, USAGE, Parser, command_status, print_json
+    from .command import DONE, STOPPED, UNREAD, USAGE, Parser, ParserRequest, command_status, print_json
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
@@ -52,7 +53,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),
-        "completion": ("cli.completion:completion", "a script that completes commands and options in a shell"),
+        "completion": ("cli.main:completion", "a script that completes commands and options in a shell"),
         "warm": ("network.warm_up:main", "compile what a query runs, once on a machine, ahead of it"),
         "bench": ("testing.local_network:main", "three processes over an emulated network: seconds, rounds, bytes"),
     },
@@ -76,7 +77,6 @@ def overview() -> str:
         "sectorch COMMAND --help shows options and examples.",
         "--json prints the result as JSON and nothing else; --debug shows tracebacks.",
         "Exit codes: 0 done, 1 failed, 2 not understood, 130 stopped by Ctrl-C.",
-        "Example: sectorch privhfl --data digits --clients 10 --queries 500",
     ])  # fmt: skip
 
 
@@ -100,6 +100,46 @@ def _ops(options: argparse.Namespace, console: Console) -> None:
     for row in rows:
         table.add_row(row["name"], row["kind"], row["note"])
     console.print(table)
+
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def completion(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch completion`."""
+    parser = Parser(
+        "completion",
+        "Print a script that completes sectorch's commands, their options and values.\n"
+        'For this shell alone: eval "$(sectorch completion bash)".',
+        ["sectorch completion bash > ~/.local/share/bash-completion/completions/sectorch"],
+    )
+    parser.add_argument("shell", choices=SHELLS, help=f"of {', '.join(SHELLS)}")
+    return command_status(parser, arguments, _completion)
+
+
+def _completion(options: argparse.Namespace, console: Console) -> None:
+    with required_imports("completion in a shell", "shtab", ArgumentError):
+        shtab = importlib.import_module("shtab")
+    print(shtab.complete(whole_parser(), options.shell))
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """One parser of all commands, each with the options that it declares."""
+    whole = argparse.ArgumentParser("sectorch")
+    whole.add_argument("--version", action="version", version="")
+    commands = whole.add_subparsers()
+    for group in GROUPS.values():
+        for name, (_, line) in group.items():
+            commands.add_parser(name, help=line, parents=[parser_of(name)], add_help=False)
+    return whole
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a command, which is not run."""
+    module, function = COMMANDS[name].split(":")
+    request = ParserRequest()
+    getattr(importlib.import_module(f"sectorch.{module}"), function)(request)
+    return request.parser
 
 
 def run(arguments: Sequence[str]) -> int:
