@@ -647,12 +647,12 @@ class _Grant:
 
     def covers(self, way: Any, elements: int) -> bool:
         """Whether the message that this thread sends opens a tensor of the grant, and not more of it than there is."""
-        if not self._is_opened():
+        if not self.is_opened():
             return False
         self._spent[way] = self._spent.get(way, 0) + max(1, elements)
         return self._spent[way] <= self._elements
 
-    def _is_opened(self) -> bool:
+    def is_opened(self) -> bool:
         """Whether `release` opens one of the tensors, and no other code runs between it and the message.
 
         A program may have code run here by hooks: attributes of a session, modes of torch, profilers, observers.
@@ -710,6 +710,22 @@ def policy_of_message(session: Session, way: Any, elements: int, governor: Relea
     if not grant.covers(way, elements):
         return ""
     return grant.policy
+
+
+def is_confirmed(session: Session, governor: ReleaseGovernor) -> bool:
+    """Whether this thread may confirm what the parties compare now: no reveal, or one of a release under the policy.
+
+    Parties that hold no half of a tensor send nothing of its reveal but this confirmation, for which the others wait.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not Agreement.compare.__code__:
+        frame = frame.f_back
+    if frame is None or frame.f_back is None or frame.f_back.f_code is not SharedTensor.reveal.__code__:
+        return True
+    grant = getattr(_grants, "current", None)
+    if grant is None or grant.session.agreement is not session.agreement or grant.governor is not governor:
+        return False
+    return grant.policy == governor.policy.digest and grant.is_opened()
 
 
 @dataclass(frozen=True)

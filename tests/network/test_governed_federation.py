@@ -115,6 +115,23 @@ class Later(list):
         return super().__iter__() if self.read == 1 else iter([self.then()])
 
 
+def of_an_owner(parties, kept=False):
+    """The first rows of a table whose owner holds no shares."""
+    with parties.session(STAR, {"Q": "Q", "A": ["A"], "S": "S", "O": ["delta"]}) as session:
+        ward = parties.inputs.get("O")
+        columns = {"ward": sectorch.tables.Column("category", categories=(0, 1, 2, 3))}
+        frame = None if ward is None else {"ward": ward}
+        table = sectorch.owned(frame, owner="delta", session=session, columns=columns).share()
+        if kept:
+            wards, own = sectorch.tables.count(table, by="ward"), parties.folder  # of parties that have no policy
+            return {"counts": sectorch.release(wards, POLICY, name="w", to=["Q", "A"], ledger=own).values}
+        return {"counts": table["ward"][:4].reveal(to=["Q", "A"])}
+
+
+def kept_by_an_owner(parties):
+    return of_an_owner(parties, True)
+
+
 class Stopped(Exception):
     pass
 
@@ -206,7 +223,7 @@ class Up:
 
     def __init__(self, world: World):
         self.world, self.running = world, []
-        for name in PARTIES:
+        for name in world.roles:
             file, own = read_federation(world.path), read_party_config(world.path, name)
             policy = AcceptancePolicy(own, file, name)
             policy.check()
@@ -309,6 +326,34 @@ def test_a_table_is_released_under_the_partys_own_policy_and_ledger(world):
     assert not list(world.folder.rglob("another")) and not list(world.folder.rglob("own"))
     (found,) = results(world)  # 5, 30, 1 and 12
     assert np.array_equal(found, [np.nan, 30, np.nan, np.nan], equal_nan=True)
+
+
+def test_an_owner_that_holds_no_shares_confirms_releases_alone(tmp_path, caplog):
+    """It sends nothing of a reveal; the others, which have no policy, wait for its word that all computed alike."""
+    roles = {**PARTIES, "delta": "O"}
+    world = World(tmp_path / "one", roles)
+    try:
+        written(world.folder, "minimum=10")
+        np.save(world.folder / "O.npy", np.repeat(np.arange(4), [5, 30, 1, 12]))
+        bounds = [f"{protocol}:{name}={n}" for protocol, n in (("table_size", 1), ("table", 200)) for name in roles]
+        wide = [*bounds, *(f"{name}=400" for name in roles)]
+        for name in roles:
+            (world.folder / f"{name}.toml").write_text("")
+        own_file(world.folder, "delta")
+        for function in ("of_an_owner", "kept_by_an_owner"):
+            for name in roles:
+                more = ["--input", f"O={world.folder}/O.npy"] if name == "delta" else []
+                what = f"{world.folder}/work.py:{function}"
+                arguments = [str(world.path), what, "--as", name, *more, "--reveals", *wide]
+                assert command(["federation", "accept", *arguments]) == 0
+        with caplog.at_level("INFO"), Up(world) as up:
+            ended = up.run("of_an_owner")
+            assert "done" not in {said["outcome"] for said in ended.values()}, ended
+            assert "it is not confirmed" in caplog.text and results(world) == []
+            assert {said["outcome"] for said in up.run("kept_by_an_owner").values()} == {"done"}
+        assert np.array_equal(results(world)[0], [np.nan, 30, np.nan, np.nan], equal_nan=True)
+    finally:
+        world.close()
 
 
 def test_a_paper_and_a_run_without_consent_are_refused_where_a_policy_is(world, capsys):

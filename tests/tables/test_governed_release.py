@@ -683,7 +683,7 @@ def test_shares_release_what_the_reference_does_and_open_nothing_else():
 
 
 @pytest.mark.parametrize("policy", [{"minimum": 10}, {"minimum": 10, "rounding": 5, "step": 0.5}])
-def test_what_is_opened_is_the_same_for_all_contents_of_withheld_cells(policy, monkeypatch):
+def test_whatis_opened_is_the_same_for_all_contents_of_withheld_cells(policy, monkeypatch):
     opened = []
     reveal = sectorch.SharedTensor.reveal
 
@@ -1058,7 +1058,7 @@ def test_a_grant_is_of_one_thread_one_session_and_so_many_elements(monkeypatch):
     assert policy_of_message(session, "way", 1, None) == ""
     with _granted(session, "digest", [], 3, None):
         assert policy_of_message(session, "way", 1, None) == ""
-        monkeypatch.setattr(sys.modules["sectorch.tables.release"]._Grant, "_is_opened", lambda self: True)
+        monkeypatch.setattr(sys.modules["sectorch.tables.release"]._Grant, "is_opened", lambda self: True)
         thread = threading.Thread(target=lambda: elsewhere.append(policy_of_message(session, "way", 1, None)))
         thread.start(), thread.join()
         assert elsewhere == [""] and policy_of_message(other, "way", 1, None) == ""

@@ -22,7 +22,7 @@ from ...choreography.net import Header, Origins, Sent
 from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, RefusedError
 from ...session import Session
-from ...tables.release import ReleaseGovernor, govern, policy_of_message
+from ...tables.release import ReleaseGovernor, govern, is_confirmed, policy_of_message
 from ..names import readable
 
 _BOUND = re.compile(r"(?:([A-Za-z0-9_]{1,100}):)?([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=([0-9]{1,15})")
@@ -246,7 +246,10 @@ class Ledger:
             # A message that shows nothing is held to the dry run above; what follows is for reveals.
             if line.learner is None:
                 return
-            if not (compares(line) and session is not None and self._compared(bytes(value.tolist()), session)):
+            compared = session is not None and compares(line)
+            if compared and self._governor is not None and not is_confirmed(session, self._governor):
+                raise self._refusal("a reveal that is in no release under this party's policy: it is not confirmed")
+            if not (compared and self._compared(bytes(value.tolist()), session)):
                 self._take(Reveal.of(line, label, cast, origins, session, self._governor))
 
         runtime.watch(guard)
