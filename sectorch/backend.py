@@ -298,11 +298,18 @@ class Backend(Protocol):
 
     # Functions that are not piecewise linear.
 
-    def series(self, x: Any, scale_bits: int, which: Series, opened: bool = False) -> Any:
-        """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it.
+    def series(self, x: Any, scale_bits: int, which: Series) -> Any:
+        """Compute which(x) at `SERIES_BITS`, x at `scale_bits` fraction bits. The last bits are not exact: round it."""
+
+    def rounded_series(
+        self, x: Any, scale_bits: int, which: Series, shift: int, factor: Any = None, opened: bool = False
+    ) -> Any:
+        """Compute `truncate` of `series` by so many bits, in a round less.
 
         Args:
-            opened: whether x is compared as well, so that one opening serves both.
+            factor: of x's shape; multiplies the result, mod 2^64.
+            opened: whether x is compared as well, so that one opening serves both; x may be outside of the interval
+                then, where the series is periodic.
         """
 
     def series_and_later(self, x: Any, scale_bits: int, which: Series, later: Series) -> tuple[Any, tuple]:
@@ -312,13 +319,14 @@ class Backend(Protocol):
     def finish_series(self, parts: Sequence[Any], which: Series) -> Any:
         """Compute the later series of `series_and_later`; each part has the shape of x."""
 
-    def normalise(self, x: Any, low: int, high: int, step: int = 1) -> Normal:
+    def normalise(self, x: Any, low: int, high: int, step: int = 1, planes: int = 63) -> Normal:
         """Compute mantissa and exponent of 2^low <= x < 2^high, for 0 <= low < high <= 62.
 
         Below the range the mantissa is 1/2 and the exponent low + step; above, 1 - 2^-high and high.
 
         Args:
             step: exponents differ from high by multiples of it; it divides high - low.
+            planes: x is known to lie in 0 .. 2^planes - 1.
         """
         ...
 

@@ -220,6 +220,7 @@ CASES = [
     ),
     Case("ramp_of_largest", lambda b, x: b.ramp_of_largest(b.each(stacked, *[x] * 5), 20), (61,)),
     *(Case("normalise", lambda b, x, k=k: b.normalise(x, *k)) for k in ((0, 62), (5, 40))),
+    Case("normalise", lambda b, x: b.normalise(x, 3, 40, planes=41), (40,)),
     Case("flag", flagged),
     Case("join_flags", joined),
     Case("owned", lambda b, x: x + owned(b, b.net.A) - owned(b, b.net.S), (63,)),
@@ -246,7 +247,8 @@ COMPARED = {
 }
 OTHERS = {
     "weight", "bin_matrix", "series", "aggregate", "check_index", "own_code", "export_shares", "import_shares",
-    "named_shares", "collect", "from_halves", "check_flags", "series_and_later", "finish_series",
+    "named_shares", "collect", "from_halves", "check_flags", "rounded_series", "series_and_later",
+    "finish_series",
 }  # fmt: skip
 """Methods with tests of their own: from the fourth on in test_indexing.py, test_generation.py and test_holders.py;
 the last two by the slope of GELU in tests/training."""
@@ -300,11 +302,26 @@ def test_a_series_is_the_plain_one_to_what_the_dealer_draws():
 @pytest.mark.parametrize("count", [500, 3 * star.PIECE + 5])
 def test_a_series_of_what_is_compared_is_the_plain_one_inside_and_outside_of_its_interval(count: int):
     """One opening serves both, in one piece and in several."""
-    case = Case("series", lambda b, x: (b.series(x, 40, SIGMOID, opened=True), b.where_between(x, -5, 5, x)[0]))
+
+    def both(b, x):
+        return b.rounded_series(x, 40, SIGMOID, 32, opened=True), b.where_between(x, -5, 5, x)[0]
+
     x = torch.randint(-(1 << 61), 1 << 61, (count,))
-    secure, plain = (revealed(reference, Scheme(), case, [x], False) for reference in (False, True))
-    assert ((secure[0][0] - plain[0][0]).abs() <= draw_error(SIGMOID) * 2.0**SERIES_BITS).all()
-    assert torch.equal(secure[1][0], plain[1][0])
+    secure, plain = (revealed(r, Scheme(), Case("series", both), [x], False) for r in (False, True))
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(secure, plain, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 500, 40_000])
+@pytest.mark.parametrize("network", ["lan", "wan"])
+def test_a_rounded_series_is_the_plain_one_bit_for_bit(count: int, network: str):
+    """By keys, wide blocks and trees, with a factor in the same round and in one of its own."""
+
+    def both(b, x, y):
+        return b.rounded_series(x, 40, SIGMOID, 32), b.rounded_series(x, 40, SIGMOID, 30, y)
+
+    x, y = torch.randint(-(5 << 40), 5 << 40, (count,)), torch.randint(-(1 << 40), 1 << 40, (count,))
+    secure, plain = (revealed(r, Scheme(network=network), Case("", both), [x, y], False) for r in (False, True))
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(secure, plain, strict=True))
 
 
 @pytest.mark.parametrize("guarded", [False, True])

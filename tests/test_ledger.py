@@ -19,7 +19,7 @@ from sectorch.choreography import Phase, ledger
 from sectorch.choreography.ledger import Cost, Profile, Transcript, sole_observer
 from sectorch.config import Scheme
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
-from sectorch.mpc.series import normalise, trigonometric
+from sectorch.mpc.series import normalise, round_digits, trigonometric
 from sectorch.mpc.star.and_layers import and_layers
 from sectorch.mpc.star.backend import WAN_ROUND, Star
 from sectorch.mpc.star.compare import (
@@ -255,6 +255,14 @@ COSTS = {
     "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 4, 24 + 16 + 8 + 19.75, 8 + 27.875)),
     "trigonometric_of_opening": (
         lambda w, x: trigonometric(w.net, open_masked(w.net, x), 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12),
+    ),
+    "round_digits": (
+        lambda w, x: round_digits(w.net, x, w.halves(ring_values((N,))), SIGMOID, 32),
+        (truncate_cost(32)[0], truncate_cost(32)[1] + 16, truncate_cost(32)[2] + 8),
+    ),
+    "round_digits_times": (
+        lambda w, x: round_digits(w.net, x, x, SIGMOID, 32, factor=w.halves(ring_values((N,)))),
+        (1, 32, by_keys(32, 2) + 8 + 4 + 8 + 4 + 16),
     ),
     "truncate_and_multiply": (
         lambda w, x: truncate_and_multiply(w.net, x, 20, w.halves(ring_values((N,)))),

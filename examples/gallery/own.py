@@ -22,7 +22,8 @@ from sectorch.backend import SERIES_BITS, RaisedFlags, Series
 from sectorch.choreography import Located, Net, Phase
 from sectorch.choreography.located import compute
 from sectorch.garbled.argmax import UNANSWERED, argmax_confident_shares, argmax_noisy_shares, argmax_onehot_shares
-from sectorch.mpc.series import draw_error, finish_series, normalise, trigonometric
+from sectorch.mpc.harmonics import DIGIT
+from sectorch.mpc.series import draw_error, finish_series, normalise, round_digits, trigonometric
 from sectorch.mpc.star.bins import BinChoices, BinSums, indicators, mask_bins, multiply_bins
 from sectorch.mpc.star.compare import drelu, is_zero
 from sectorch.mpc.star.dealing_proofs import DealingProofs, prove_pending
@@ -173,6 +174,14 @@ def gelu_and_slope_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     tail = 0.5 * torch.erfc(-x * 0.5**0.5)
     slope = tail + x * torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
     return tuple((value * 2.0**SERIES_BITS).round().to(torch.int64) for value in (x * tail, slope))
+
+
+DIGITS = Given(low=-(1 << 28), high=1 << 28)
+
+
+def _round_digits(net: Net, x: Shares, y: Shares, **how: Any) -> Shares:
+    """A lower digit without bits that it drops, whose carry D's mask would decide."""
+    return round_digits(net, x, y << DIGIT, Series(0, 1, 0, 0.0, 0.0, (), ()), 32, **how)
 
 
 def _at_least(net: Net, x: Shares) -> tuple[Shares, ...]:
@@ -431,6 +440,11 @@ OWN = [
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("trigonometric_later", gelu_and_slope, [Given(low=-(5 << 20), high=5 << 20)], gelu_and_slope_of,
         within_series(GELU, GELU_SLOPE)),
+    *(Own(f"round_digits{name}", partial(_round_digits, **how), [Given(low=-(1 << 60), high=1 << 60), DIGITS],
+          lambda x, y: rounded(x + y, 32), deep="fss" in how)
+      for name, how in (("", {}), ("_wide", {"wide": True}), ("_fss", {"fss": True}))),
+    Own("round_digits_times", lambda net, x, y, z: _round_digits(net, x, y, factor=z),
+        [Given(low=-(1 << 60), high=1 << 60), DIGITS, ANY], lambda x, y, z: rounded(x + y, 32) * z, deep=True),
     Own("trigonometric_of_opening", lambda net, x: trigonometric(net, open_masked(net, x << 20), 40, SIGMOID),
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),

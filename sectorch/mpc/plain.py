@@ -202,8 +202,14 @@ class Plain(Backend):
     def ramp_of_largest(self, x: T, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None) -> T:
         return self.ramps(self.largest(x), (0,), shift, limit_bits=limit_bits)[0]
 
-    def series(self, x: T, scale_bits: int, which: Series, opened: bool = False) -> T:
+    def series(self, x: T, scale_bits: int, which: Series) -> T:
         return value_at(turns_of(x, which.period_bits + scale_bits), which)
+
+    def rounded_series(
+        self, x: T, scale_bits: int, which: Series, shift: int, factor: T | None = None, opened: bool = False
+    ) -> T:
+        y = rounded_shift(self.series(x, scale_bits, which), shift)
+        return y if factor is None else y * factor
 
     def series_and_later(self, x: T, scale_bits: int, which: Series, later: Series) -> tuple[T, tuple[T, ...]]:
         return self.series(x, scale_bits, which), (self.series(x, scale_bits, later),)
@@ -211,7 +217,7 @@ class Plain(Backend):
     def finish_series(self, parts: Sequence[T], which: Series) -> T:
         return parts[0]
 
-    def normalise(self, x: T, low: int, high: int, step: int = 1) -> Normal:
+    def normalise(self, x: T, low: int, high: int, step: int = 1, planes: int = 63) -> Normal:
         bits = self.at_least(x, powers(low, high, step))
         product = x * weighted_bit_sum(bits, factor_steps(low, high, step))
         return Normal(mantissa(product, bits, high), bits, low, high, step)

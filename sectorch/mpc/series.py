@@ -34,6 +34,7 @@ import torch
 from ..backend import SERIES_BITS, Normal, Series
 from ..choreography import Located, Message, Net, leaf, protocol
 from ..choreography.located import compute
+from ..ring import logical_shift
 from ..ring.bitplanes import fast
 from ..ring.fixed_point import weighted_bit_sum
 from . import harmonics
@@ -45,7 +46,7 @@ from .star.multiply import multiply_masked
 from .star.select import choose
 from .star.shares import Shares, each
 from .star.thresholds import at_least
-from .star.truncate import public_quotient, quotient, wrap_term
+from .star.truncate import public_quotient, quotient, truncate, truncate_and_multiply, wrap_term
 
 # Series
 
@@ -107,6 +108,7 @@ def trigonometric(
     series: Series,
     later: Series | None = None,
     part: slice | None = None,
+    digits: bool = False,
 ) -> Any:
     """Compute series(x) at `SERIES_BITS` = 52 fraction bits.
 
@@ -116,6 +118,7 @@ def trigonometric(
         later: another series of the same period. Then the result is (series(x), (first, second)), of which
             `finish_series` makes later(x) without an opening of x.
         part: of an opening, which is then flattened: the elements that are computed.
+        digits: return two sums for `round_digits`, which takes the place of the second round.
 
     Rounds 2, or 1 from an opening. Per element 8 bytes online, or 16 where x and the period have more than 32 bits, and
     16 for the second digit; dealt 32 for each term and 12. Error: series.error, and half of `draw_error(series)`, which
@@ -137,6 +140,8 @@ def trigonometric(
         public, mask = c_A + c_S, r_A + r_S
     basis = deal(net, ComputedCorrection(_less_basis, (2, 2 * terms, *mask.shape), (mask, terms)))
 
+    if digits:
+        return _digits(public, basis, series)
     found = finish_series(net, *_digits(public, basis, series), series)
     return found if later is None else (found, _digits(public, basis, later))
 
@@ -171,12 +176,83 @@ def _hidden_quotient(no_wrap, R, wrap) -> torch.Tensor:
     return wrap_term(wrap, DIGIT).bitwise_and_(no_wrap).sub_(R)
 
 
+class _OpenSum(Masked):
+    """A value that is open under a mask r of D's of which A and S have no halves: for truncations, which need none."""
+
+    def __init__(self, c: Located, r: Located):
+        object.__setattr__(self, "c", c)
+        object.__setattr__(self, "r", r)
+
+
+@protocol("round_digits", "docs/protocols.md")
+def round_digits(
+    net: Net, first: Shares, second: Shares, series: Series, shift: int, fss: bool = False, wide: bool = False,
+    factor: Shares | None = None,
+) -> Shares:  # fmt: skip
+    """Compute the series of two digits, and drop `shift` fraction bits: `finish_series` and `truncate` in one opening.
+
+    Both digits are opened. With c2 = second + r2 and the public quotient C of c2 by 2^26, first + C is open under the
+    mask r1 + (r2 >> 26), but for 2^38 where c2 has wrapped around. A truncation by at most 32 bits divides 2^38, so
+    that term is added to its result.
+
+    Args:
+        shift: 1..32; the result has `SERIES_BITS` - shift fraction bits.
+        fss, wide: as of `truncate`.
+        factor: multiply the result by it, mod 2^64: `truncate_and_multiply`. It takes no further round.
+
+    Rounds and bytes are those of `truncate`, 16 bytes online and 8 dealt more; with a factor those of
+    `truncate_and_multiply`, 16 and 16 more. Rounding is exact but for `draw_error`. Nobody learns anything.
+    """
+    high, low = open_masked(net, first), open_masked(net, second)
+    c, no_wrap = compute(_open_sum, high.c, low.c, round(series.constant * 2.0**SERIES_BITS))
+    y, w = _OpenSum(c, compute(_mask_of_sum, high.r, low.r)), compute(_wrapped, low.r)
+    wrap, bits = deal(net, w), 64 - DIGIT - shift
+    if factor is None:
+        return each(_with_wrap, truncate(net, y, shift, fss, None, wide), no_wrap, wrap, bits)
+    other = open_masked(net, factor)
+    with_s = deal(net, w * other.r)
+    product = truncate_and_multiply(net, y, shift, factor)
+    return each(_with_wrapped_product, product, no_wrap, other.c, wrap, with_s, bits)
+
+
+@leaf
+def _open_sum(c: torch.Tensor, d: torch.Tensor, constant: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The public sum of a constant, c and the quotient of d, and the mask of the elements where d may have wrapped."""
+    C, no_wrap = public_quotient(d, DIGIT)
+    return C.add_(c).add_(constant), no_wrap
+
+
+@leaf
+def _mask_of_sum(r: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """At D: the mask of `_open_sum`."""
+    return logical_shift(s, DIGIT).add_(r)
+
+
+@leaf
+def _wrapped(r: torch.Tensor) -> torch.Tensor:
+    """At D: msb(r)."""
+    return logical_shift(r, 63)
+
+
+@leaf
+def _with_wrap(y, no_wrap, wrap, bits: int) -> torch.Tensor:
+    """One party's half of y + 2^bits wrap where the public mask is set."""
+    return (wrap << bits).bitwise_and_(no_wrap).add_(y)
+
+
+@leaf
+def _with_wrapped_product(y, no_wrap, d, wrap, with_s, bits: int) -> torch.Tensor:
+    """One party's half of y + 2^bits wrap (d - s) where the public mask is set."""
+    return (d * wrap).sub_(with_s).bitwise_left_shift_(bits).bitwise_and_(no_wrap).add_(y)
+
+
 # Mantissa and exponent
 
 
 @protocol("normalise", "docs/protocols.md")
 def normalise(
-    net: Net, x: Shares, low: int, high: int, fss: bool = False, step: int = 1, selected: bool = False
+    net: Net, x: Shares, low: int, high: int, fss: bool = False, step: int = 1, selected: bool = False,
+    planes: int = 63,
 ) -> Normal:  # fmt: skip
     """Compute the mantissa and the exponent of x, for ring values 2^low <= x < 2^high. Exact.
 
@@ -190,6 +266,7 @@ def normalise(
         step: the exponents are those of `low` + step and so on to `high`, and the mantissa is in [2^-step, 1).
         selected: multiply x by each bit beside its conversion (`choose`): the product takes no round, and 8 dealt bytes
             for each threshold more (with `fss` 16 for each plane).
+        planes: x is known to lie in 0 .. 2^planes - 1, with planes >= high; 63 assumes nothing.
 
     Rounds 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element 32 bytes online and 18.5 dealt, and for each of the
     (high - low) / step + 1 thresholds 13.25 online and 14.875 dealt. Nobody learns anything.
@@ -197,12 +274,12 @@ def normalise(
     masked, thresholds = open_masked(net, x), powers(low, high, step)
     if selected:
         if fss:
-            bits, chosen = choose_by_keys(net, masked, thresholds)
+            bits, chosen = choose_by_keys(net, masked, thresholds, planes)
         else:
-            bits, chosen = choose(net, drelu(net, masked, 63, thresholds), masked, len(thresholds))
+            bits, chosen = choose(net, drelu(net, masked, planes, thresholds), masked, len(thresholds))
         product = each(weighted_bit_sum, chosen, factor_steps(low, high, step))
     else:
-        bits = at_least(net, masked, thresholds, fss)
+        bits = at_least(net, masked, thresholds, fss, planes)
         factor = each(weighted_bit_sum, bits, factor_steps(low, high, step))
         product = multiply_masked(net, torch.mul, masked, open_masked(net, factor))
     return Normal(mantissa(product, bits, high), bits, low, high, step)

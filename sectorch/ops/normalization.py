@@ -133,8 +133,8 @@ def deviations(
 
     mean = None
     if centred:
-        size = domain_bits(context) + found.coarse + math.ceil(math.log2(n)) + 1
-        mean = moment_quotient(context, total(near), size, n, 2.5)
+        limit = domain_bits(context) + found.coarse
+        mean = moment_quotient(context, total(near), limit + math.ceil(math.log2(n)) + 1, n, 2.5, 2.0**limit)
         near = near - mean
     sums = total(backend.square(near))
     bits = None
@@ -202,18 +202,24 @@ def _times_regime(context: Context, x: Value, bits: Value | None, values: list[i
     return context.backend.multiply(torch.mul, x, by_regime(context, bits, values))
 
 
-def moment_quotient(context: Context, x: Value, size: int, n: float, error: float = math.inf) -> Value:
+def moment_quotient(
+    context: Context, x: Value, size: int, n: float, error: float = math.inf, largest: float = math.inf
+) -> Value:
     """x / n to the nearest ring element, and within `error` of that, for |x| < 2^size and a public n >= 1.
 
     One truncation where it is precise enough, and two where not.
+
+    Args:
+        largest: |x / n| is at most this.
     """
     backend = context.backend
     k = math.floor(math.log2(n))
     if n == 1 << k:
         return backend.truncate(x, k) if k else x
     bits = min(SQUARES_BITS - size, MAX_SHIFT - k)
-    if 2.0 ** (size - k - bits - 1) + 0.5 <= error:
-        factor = round(2.0 ** (k + bits) / n)
+    factor = round(2.0 ** (k + bits) / n)
+    off = abs(factor * n - 2.0 ** (k + bits)) / 2.0 ** (k + bits)  # of the quotient
+    if min(2.0 ** (size - k - bits - 1), largest * off) + 0.5 <= error:
         return backend.truncate(x * factor, k + bits)
     bits = min(MOST_SHIFT, SQUARES_BITS - size + k)
     factor = round(2.0 ** (k + bits) / n)

@@ -56,25 +56,23 @@ def series(context: Context, x: SharedTensor, which: Series, opened: bool = Fals
     """A trigonometric series of x, which must lie in the interval of the series, rounded to f fraction bits.
 
     The last bits before the rounding depend on Q's draws. No caller gets them: a comparison would show them, a product
-    or a sum enlarge them. Many elements are computed in pieces, since the terms take 64 bytes per element. The pieces
-    run in the same rounds.
+    or a sum enlarge them.
 
     Args:
         opened: whether the caller compares x as well; x may be outside of the interval then, where it is periodic.
     """
-    one = lambda part: (context.backend.series(part, x.scale_bits, which, opened),)
-    (shares,) = one(x.shares) if opened else _in_pieces(context, x.shares, one)
-    return as_factor(context, x.like(shares, SERIES_BITS), 0)
+    shift = min(MAX_SHIFT, SERIES_BITS - context.frac_bits)
+    shares = context.backend.rounded_series(x.shares, x.scale_bits, which, shift, opened=opened)
+    return as_factor(context, x.like(shares, SERIES_BITS - shift), 0)
 
 
 def series_times(context: Context, x: SharedTensor, which: Series, factor: Value) -> Value:
     """`series` times a factor, mod 2^64: few elements are rounded and multiplied in one round."""
     backend, shift = context.backend, SERIES_BITS - context.frac_bits
-    shares = backend.series(x.shares, x.scale_bits, which)
-    if shift > MAX_SHIFT:
-        shares = backend.truncate(shares, MAX_SHIFT)
-        shift -= MAX_SHIFT
-    return backend.truncate_and_multiply(shares, shift, factor)
+    if shift <= MAX_SHIFT:
+        return backend.rounded_series(x.shares, x.scale_bits, which, shift, factor)
+    shares = backend.rounded_series(x.shares, x.scale_bits, which, MAX_SHIFT)
+    return backend.truncate_and_multiply(shares, shift - MAX_SHIFT, factor)
 
 
 def series_and_later(
@@ -492,16 +490,16 @@ def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int, 
 
 
 def reciprocal_of_sum(context: Context, x: SharedTensor, high: int) -> SharedTensor:
-    """1 / x for 1/2 <= x < 2^high: to f + high fraction bits, or f + 6 where high is large.
+    """1 / x for an x that is known to lie in 1/2 .. 2^high: to f + high fraction bits, or f + 6 where high is large.
 
     The power of two is a whole number at f + high bits, so that the product with it is not rounded. The result is for
     a factor below 1.01 of f + 2 bits: their product has no more bits than one truncation to f drops.
     """
     if context.frac_bits + high + 2 > MAX_SHIFT:
         return positive_reciprocal(context, x, -1, high)
-    normal = exponent(context, x, -1, high)
-    forbid_below(context, normal)
-    return _times_power(context, normal, series_of.RECIPROCAL, lambda e: 2.0 ** (x.scale_bits - e), high)
+    s = x.scale_bits
+    normal = context.backend.normalise(x.shares, s - 1, s + high, planes=s + high)
+    return _times_power(context, normal, series_of.RECIPROCAL, lambda e: 2.0 ** (s - e), high)
 
 
 def _times_sign(context: Context, x: SharedTensor, sign: Value | None) -> SharedTensor:

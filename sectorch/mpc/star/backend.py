@@ -7,6 +7,7 @@ rounds and more bytes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ...choreography.roles import STAR
 from ...config import LINKS, Scheme
 from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
-from ..series import finish_series, normalise, trigonometric
+from ..series import finish_series, normalise, round_digits, trigonometric
 from .bins import BinMatrix, indicators, mask_bins, multiply_bins
 from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
 from .dealing_proofs import DealingProofs, prove_pending
@@ -232,19 +233,26 @@ class Star(Backend):
         return square(self.net, x)
 
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
+        return truncate(self.net, x, shift, limit_bits=limit_bits, **self._borrow(x, shift, limit_bits))
+
+    def _borrow(self, x: Shares, shift: int, limit_bits: int | None = None) -> dict[str, bool]:
+        """How a truncation of x computes its borrow: by keys, by wide blocks, or by a tree."""
         levels, (excess, saved) = levels_of(block_count(0, shift)), wide_excess(shift)
         proves = self.net.state(DealingProofs).required  # there is no proof for wide blocks
         worthy = self._few(x) or (not proves and excess * x.shape.numel() <= saved * self._round_worth)
         wide = saved > 0 and worthy
         rounds = levels + 1 - (saved if wide else 0)
-        keyed = self._key_worth(x, shift + (0 if limit_bits is None else 63), rounds)
-        return truncate(self.net, x, shift, keyed, limit_bits, wide)
+        return {"fss": self._key_worth(x, shift + (0 if limit_bits is None else 63), rounds), "wide": wide}
 
     def truncate_and_multiply(self, x: Shares, shift: int, y: Shares) -> Shares:
+        if self._product_by_keys(x, shift):
+            return truncate_and_multiply(self.net, x, shift, y)
+        return self.multiply(torch.mul, self.truncate(x, shift), y)
+
+    def _product_by_keys(self, x: Shares, shift: int) -> bool:
+        """Whether x is truncated and multiplied in one round."""
         proves = self.net.state(DealingProofs).required
-        if proves or key_bytes(shift, 2) * x.shape.numel() > 3 * self._round_worth:
-            return self.multiply(torch.mul, self.truncate(x, shift), y)
-        return truncate_and_multiply(self.net, x, shift, y)
+        return not proves and key_bytes(shift, 2) * x.shape.numel() <= 3 * self._round_worth
 
     def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
         return at_least(self.net, open_masked(self.net, x), thresholds, self._key_worth(x, high, 4), high)
@@ -311,12 +319,29 @@ class Star(Backend):
         levels = levels_worth(self.net, m, count, shift, between, high, limit_bits)
         return ramp_of_largest(self.net, x, shift, between, high, limit_bits, levels)
 
-    def series(self, x: Shares, scale_bits: int, which: Series, opened: bool = False) -> Shares:
-        if not opened:
-            return trigonometric(self.net, x, scale_bits, which)
-        masked, starts = open_masked(self.net, x), range(0, max(1, x.shape.numel()), PIECE)
-        found = [trigonometric(self.net, masked, scale_bits, which, part=slice(k, k + PIECE)) for k in starts]
-        return each(torch.reshape, each(concatenate, *found), x.shape)
+    def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
+        return trigonometric(self.net, x, scale_bits, which)
+
+    def rounded_series(
+        self, x: Shares, scale_bits: int, which: Series, shift: int, factor: Shares | None = None, opened: bool = False
+    ) -> Shares:
+        count, starts = x.shape.numel(), range(0, max(1, x.shape.numel()), PIECE)
+        digits = functools.partial(trigonometric, self.net, digits=True)
+        if opened:
+            masked = open_masked(self.net, x)
+            found = [digits(masked, scale_bits, which, part=slice(k, k + PIECE)) for k in starts]
+        elif count <= PIECE:
+            found = [digits(x, scale_bits, which)]
+        else:
+            flat = each(torch.flatten, x)
+            found = [digits(flat[k : k + PIECE], scale_bits, which) for k in starts]
+        whole = (each(torch.reshape, each(concatenate, *parts), x.shape) for parts in zip(*found, strict=True))
+        first, second = whole if opened or count > PIECE else found[0]
+        if factor is not None and self._product_by_keys(x, shift):
+            return round_digits(self.net, first, second, which, shift, factor=factor)
+        how = self._borrow(x, shift)
+        y = round_digits(self.net, first, second, which, shift, how["fss"], how["wide"])
+        return y if factor is None else self.multiply(torch.mul, y, factor)
 
     def series_and_later(self, x: Shares, scale_bits: int, which: Series, later: Series) -> tuple[Shares, tuple]:
         return trigonometric(self.net, x, scale_bits, which, later)
@@ -325,10 +350,10 @@ class Star(Backend):
         first, second = parts
         return finish_series(self.net, first, second, which)
 
-    def normalise(self, x: Shares, low: int, high: int, step: int = 1) -> Normal:
-        fss, count = self._key_worth(x, 63, 4), x.shape.numel()
-        more = key_bytes(63, 2) - key_bytes(63) if fss else 8 * ((high - low) // step + 1)
-        return normalise(self.net, x, low, high, fss, step, more * count <= self._round_worth)
+    def normalise(self, x: Shares, low: int, high: int, step: int = 1, planes: int = 63) -> Normal:
+        fss, count = self._key_worth(x, planes, levels_of(block_count(0, planes)) + 1), x.shape.numel()
+        more = key_bytes(planes, 2) - key_bytes(planes) if fss else 8 * ((high - low) // step + 1)
+        return normalise(self.net, x, low, high, fss, step, more * count <= self._round_worth, planes)
 
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))

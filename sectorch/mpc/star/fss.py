@@ -435,27 +435,34 @@ def _signs_half(seed, c, seeds, values, thresholds: tuple[int, ...], high: int, 
 
 
 @protocol("choose_by_keys", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
-def choose_by_keys(net: Net, x: Masked, thresholds: tuple[int, ...]) -> tuple[Shares, Shares]:
+def choose_by_keys(net: Net, x: Masked, thresholds: tuple[int, ...], high: int = 63) -> tuple[Shares, Shares]:
     """Compute s = [x - t >= 0] for each public threshold t, as 0 and 1, and s * x: [T, *shape] each. Exact.
+
+    Args:
+        high: x - t is known to lie in [-2^high, 2^high).
 
     No message online. One key per element is dealt (`deal_key` with a product). Nobody learns anything.
     """
-    key = deal_key(net, x, 63, factor=x.r)
-    place = x.c, *key.words, tuple(map(as_signed, thresholds))
+    check_planes(high)
+    key = deal_key(net, x, high, factor=x.r)
+    place = x.c, *key.words, tuple(map(as_signed, thresholds)), high
     at_A, at_S = _choices(key.seeds.A, x.r_A, *place, True), _choices(key.seeds.S, x.r_S, *place, False)
     return Shares(at_A[0], at_S[0]), Shares(at_A[1], at_S[1])
 
 
-def _choices_shapes(seed, r, c, _0, _1, thresholds: tuple[int, ...], first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _choices_shapes(seed, r, c, _0, _1, thresholds: tuple[int, ...], *_2) -> tuple[torch.Tensor, torch.Tensor]:
     return c.new_empty(len(thresholds), *c.shape), c.new_empty(len(thresholds), *c.shape)
 
 
 @leaf(shapes=_choices_shapes)
-def _choices(seed, r, c, seeds, values, thresholds: tuple[int, ...], first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _choices(
+    seed, r, c, seeds, values, thresholds: tuple[int, ...], high: int, first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One party's halves of s and of s (c - r): s is u where the top bit of c - t is set, and else 1 - u."""
     moved = c.reshape(1, -1) - torch.tensor(thresholds, device=c.device).unsqueeze(-1)
-    clear = _top_clear(moved, 63)
-    u, product = (v.view(clear.shape) for v in evaluate(seed, moved.view(-1), seeds, values, 63, not first).unbind(-1))
+    clear = _top_clear(moved, high)
+    found = evaluate(seed, moved.view(-1), seeds, values, high, not first)
+    u, product = (v.view(clear.shape) for v in found.unbind(-1))
     s = (u ^ clear).sub_(clear)
     s = s.sub_(clear) if first else s
     masked = (product ^ clear).sub_(clear).add_(r.reshape(1, -1) & clear)

@@ -104,12 +104,12 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
 
 @protocol("truncate", "docs/protocols.md")
 def truncate(
-    net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None, wide: bool = False
+    net: Net, x: Shares | Masked, shift: int, fss: bool = False, limit_bits: int | None = None, wide: bool = False
 ) -> Shares:
     """Compute floor(x / 2^shift + 1/2) for |x| < 2^62 - 2^(shift-1). Exact.
 
     Args:
-        x: shares, any shape.
+        x: shares of any shape, or their opening.
         shift: fraction bits to drop, 1..32.
         fss: compute the borrow by function secret sharing (`fss.py`): no round, and 24 * shift + 24 more dealt bytes.
         limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. The
@@ -121,7 +121,7 @@ def truncate(
     anything.
     """
     check_shift(shift, least=1)
-    masked = open_masked(net, x)
+    masked = x if isinstance(x, Masked) else open_masked(net, x)
     wrap = deal(
         net,
         ComputedCorrection(negative_less, masked.shape, (masked.r,)),
@@ -139,7 +139,7 @@ def truncate(
         if limit_bits is not None:
             raise_outside(net, masked, shift + limit_bits, shift, half(shift), fss=True)
         return Shares(_floor(c, R.A, wrap.A, u.A, shift, 1), _floor(c, R.S, wrap.S, u.S, shift, 0))
-    mask = random_bits(net, x.shape, 1)
+    mask = random_bits(net, masked.shape, 1)
     operands = deal_operands(net, masked, mask, 0, shift)
     bits = planes_of(masked.c, (-half(shift),))
     words = _borrow(net, masked, bits, shift, wide)
@@ -151,7 +151,7 @@ def truncate(
 
 
 @protocol("truncate_and_multiply", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
-def truncate_and_multiply(net: Net, x: Shares, shift: int, y: Shares) -> Shares:
+def truncate_and_multiply(net: Net, x: Shares | Masked, shift: int, y: Shares) -> Shares:
     """Compute floor(x / 2^shift + 1/2) y, element by element, for |x| < 2^62 - 2^(shift-1). Exact mod 2^64. By keys.
 
     With d = y + s open beside c, the product is d q - s q for the quotient q of `truncate`. Of s q, s C is local, and
@@ -163,7 +163,7 @@ def truncate_and_multiply(net: Net, x: Shares, shift: int, y: Shares) -> Shares:
         UnsupportedOpError: D has to prove what it deals; there is no proof for keys.
     """
     check_shift(shift, least=1)
-    masked, other = open_masked(net, x), open_masked(net, y)
+    masked, other = x if isinstance(x, Masked) else open_masked(net, x), open_masked(net, y)
     known, c = quotient(net, masked, shift), masked.c + half(shift)
     R, w = deal(net, known.value), deal(net, known.wrap, torch.int32)
     with_R, with_w = deal(net, known.value * other.r), deal(net, _times_bit(known.wrap, other.r), torch.int32)
