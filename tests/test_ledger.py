@@ -256,6 +256,10 @@ COSTS = {
     "trigonometric_of_opening": (
         lambda w, x: trigonometric(w.net, open_masked(w.net, x), 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12),
     ),
+    "truncate_number": (
+        lambda w, x: truncate(w.net, x, 20, number=True),
+        (2, 16 + 2 * 5 / 8, 8 + 4 + (127 + 127 + 63) / 8 + 10 * 8),
+    ),
     "round_digits": (
         lambda w, x: round_digits(w.net, x, w.halves(ring_values((N,))), SIGMOID, 32),
         (truncate_cost(32)[0], truncate_cost(32)[1] + 16, truncate_cost(32)[2] + 8),

@@ -176,6 +176,11 @@ def gelu_and_slope_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple((value * 2.0**SERIES_BITS).round().to(torch.int64) for value in (x * tail, slope))
 
 
+def _wide_bits(net: Net, x: Shares, thresholds: tuple[int, ...]) -> tuple[Shares, ...]:
+    bits = bit_to_ring(net, drelu(net, open_masked(net, x), 63, thresholds, wide=True), x.shape, len(thresholds))
+    return tuple(bits[i] for i in range(len(thresholds)))
+
+
 DIGITS = Given(low=-(1 << 28), high=1 << 28)
 
 
@@ -422,6 +427,10 @@ OWN = [
     Own("maximum_fss", partial(maximum, fss=True), [Given(low=-(1 << 62), high=(1 << 62) - 1)] * 2, torch.maximum,
         deep=True),
     Own("max_tree", _largest(), [HALF_RING] * 3, _maximum),
+    Own("max_by_fours_wide", lambda net, *rows: max_by_fours(net, each(_stacked, *rows), 63, (5,), 1 << 40),
+        [HALF_RING] * 5, _maximum),
+    Own("drelu_wide", partial(_wide_bits, thresholds=THRESHOLDS), [HALF_RING],
+        lambda x: tuple((x >= t).long() for t in THRESHOLDS)),
     Own("max_by_fours", lambda net, *rows: max_by_fours(net, each(_stacked, *rows)), [HALF_RING] * 5, _maximum),
     Own("ramp_of_largest", _ramp(levels=1), [cut(20)], _ramp_of, deep=True),
     Own("ramp_of_largest_of_two", _ramp(levels=1), [cut(20)] * 2, _ramp_of, deep=True),
@@ -440,9 +449,11 @@ OWN = [
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("trigonometric_later", gelu_and_slope, [Given(low=-(5 << 20), high=5 << 20)], gelu_and_slope_of,
         within_series(GELU, GELU_SLOPE)),
-    *(Own(f"round_digits{name}", partial(_round_digits, **how), [Given(low=-(1 << 60), high=1 << 60), DIGITS],
-          lambda x, y: rounded(x + y, 32), deep="fss" in how)
-      for name, how in (("", {}), ("_wide", {"wide": True}), ("_fss", {"fss": True}))),
+    *(Own(f"round_digits{name}", partial(_round_digits, how=how), [Given(low=-(1 << 60), high=1 << 60), DIGITS],
+          lambda x, y: rounded(x + y, 32), deep=bool(name))
+      for name, how in (("", ()), ("_fss", (True,)))),
+    *(Own(f"truncate_number_{shift}", partial(truncate, shift=shift, number=True), [cut(shift)],
+          partial(rounded, shift=shift)) for shift in (3, 20, 32)),
     Own("round_digits_times", lambda net, x, y, z: _round_digits(net, x, y, factor=z),
         [Given(low=-(1 << 60), high=1 << 60), DIGITS, ANY], lambda x, y, z: rounded(x + y, 32) * z, deep=True),
     Own("trigonometric_of_opening", lambda net, x: trigonometric(net, open_masked(net, x << 20), 40, SIGMOID),
@@ -453,6 +464,8 @@ OWN = [
         [Given(low=-(1 << 49), high=1 << 49)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_truncate_fss", _guarded(partial(truncate, shift=20, fss=True, limit_bits=LIMIT_BITS)),
         [cut(20)], _inside(partial(rounded, shift=20)), HASHED, deep=True),
+    Own("guarded_truncate_number", _guarded(partial(truncate, shift=20, number=True, limit_bits=LIMIT_BITS)),
+        [cut(20)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_joined", _joined, [cut(20)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)),
         [cut(20)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),

@@ -186,9 +186,8 @@ class _OpenSum(Masked):
 
 @protocol("round_digits", "docs/protocols.md")
 def round_digits(
-    net: Net, first: Shares, second: Shares, series: Series, shift: int, fss: bool = False, wide: bool = False,
-    factor: Shares | None = None,
-) -> Shares:  # fmt: skip
+    net: Net, first: Shares, second: Shares, series: Series, shift: int, how: tuple = (), factor: Shares | None = None
+) -> Shares:
     """Compute the series of two digits, and drop `shift` fraction bits: `finish_series` and `truncate` in one opening.
 
     Both digits are opened. With c2 = second + r2 and the public quotient C of c2 by 2^26, first + C is open under the
@@ -197,7 +196,7 @@ def round_digits(
 
     Args:
         shift: 1..32; the result has `SERIES_BITS` - shift fraction bits.
-        fss, wide: as of `truncate`.
+        how: arguments of `truncate` after the shift.
         factor: multiply the result by it, mod 2^64: `truncate_and_multiply`. It takes no further round.
 
     Rounds and bytes are those of `truncate`, 16 bytes online and 8 dealt more; with a factor those of
@@ -208,7 +207,7 @@ def round_digits(
     y, w = _OpenSum(c, compute(_mask_of_sum, high.r, low.r)), compute(_wrapped, low.r)
     wrap, bits = deal(net, w), 64 - DIGIT - shift
     if factor is None:
-        return each(_with_wrap, truncate(net, y, shift, fss, None, wide), no_wrap, wrap, bits)
+        return each(_with_wrap, truncate(net, y, shift, *how), no_wrap, wrap, bits)
     other = open_masked(net, factor)
     with_s = deal(net, w * other.r)
     product = truncate_and_multiply(net, y, shift, factor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from ...errors import DimensionError
 from ..leaky import leaky_maxpool_privhfl, leaky_relu_privhfl
 from ..series import finish_series, normalise, round_digits, trigonometric
 from .bins import BinMatrix, indicators, mask_bins, multiply_bins
-from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of
+from .compare import LAN_ROUND, MUCH, RoundBudget, block_count, drelu, is_zero, levels_of, two_level_excess
 from .dealing_proofs import DealingProofs, prove_pending
 from .fss import key_bytes, signs
 from .guard import beside_tag, finish_flags, flags_of_bits, guard, join_flags, raise_flags, remove_pad
@@ -50,12 +50,25 @@ from .shares import (
 )
 from .shuffle import shuffle
 from .thresholds import at_least, raise_outside
-from .truncate import truncate, truncate_and_multiply, wide_excess
+from .truncate import number_span, truncate, truncate_and_multiply, wide_excess
 
 WAN_ROUND = LINKS["wan"].round_bytes
 """Bytes that a round is worth on the link "wan"; the constants below are for it, and `RoundBudget.scale` for others."""
 KEYED = 1 << 10
 """Most elements of which everything is compared by function keys, on any link: some 4 kB each are sent ahead."""
+
+
+@dataclass(frozen=True)
+class Borrow:
+    """How a truncation computes its borrow; the first that is set, and by a tree where none is."""
+
+    keys: bool = False
+    wide: bool = False
+    number: bool = False
+
+    def in_place(self, limit_bits: int | None = None) -> tuple[bool, int | None, bool, bool]:
+        """The arguments of `truncate` after the shift."""
+        return self.keys, limit_bits, self.wide, self.number and not self.keys
 
 
 class Star(Backend):
@@ -233,16 +246,19 @@ class Star(Backend):
         return square(self.net, x)
 
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
-        return truncate(self.net, x, shift, limit_bits=limit_bits, **self._borrow(x, shift, limit_bits))
+        return truncate(self.net, x, shift, *self._borrow(x, shift, limit_bits).in_place(limit_bits))
 
-    def _borrow(self, x: Shares, shift: int, limit_bits: int | None = None) -> dict[str, bool]:
-        """How a truncation of x computes its borrow: by keys, by wide blocks, or by a tree."""
+    def _borrow(self, x: Shares, shift: int, limit_bits: int | None = None) -> Borrow:
+        """How a truncation of x computes its borrow; a dealer that proves what it deals has trees alone."""
+        if self.net.state(DealingProofs).required:
+            return Borrow()
+        count, worth = x.shape.numel(), self._round_worth
         levels, (excess, saved) = levels_of(block_count(0, shift)), wide_excess(shift)
-        proves = self.net.state(DealingProofs).required  # there is no proof for wide blocks
-        worthy = self._few(x) or (not proves and excess * x.shape.numel() <= saved * self._round_worth)
-        wide = saved > 0 and worthy
-        rounds = levels + 1 - (saved if wide else 0)
-        return {"fss": self._key_worth(x, shift + (0 if limit_bits is None else 63), rounds), "wide": wide}
+        wide = saved > 0 and (self._few(x) or excess * count <= saved * worth)
+        rounds, spent = levels + 1 - (saved if wide else 0), excess if wide else 0
+        number = rounds > 1 and (number_span(shift)[1] - spent) * count <= (rounds - 1) * worth
+        keys = self._key_worth(x, shift + (0 if limit_bits is None else 63), 1 if number else rounds)
+        return Borrow(keys, wide, number)
 
     def truncate_and_multiply(self, x: Shares, shift: int, y: Shares) -> Shares:
         if self._product_by_keys(x, shift):
@@ -273,7 +289,9 @@ class Star(Backend):
             inside = bits[0] if high is None else bits[0] - bits[1]
             chosen = multiply(self.net, torch.mul, inside, value)
             return square(self.net, chosen) if squared else chosen, None if high is None else bits[1]
-        bits = each(torch.Tensor.view, drelu(self.net, masked, planes, thresholds), len(thresholds), -1)
+        proves, count = self.net.state(DealingProofs).required, len(thresholds)
+        wide = not proves and two_level_excess(planes, count) * x.shape.numel() <= self._round_worth
+        bits = each(torch.Tensor.view, drelu(self.net, masked, planes, thresholds, wide), count, -1)
         inside = bits[0] if high is None else bits[0] ^ bits[1]
         chosen = (select_square if squared else select)(self.net, inside, open_masked(self.net, value))
         return chosen, None if high is None else bit_to_ring(self.net, bits[1], x.shape)
@@ -308,7 +326,8 @@ class Star(Backend):
         if values < (FOUR if self._few(x) else LONG):
             return max_tree(self.net, x, high)
         sizes = group_sizes(values, x.shape[1:].numel(), high, self._round_worth)
-        return max_by_fours(self.net, x, high, sizes)
+        proves = self.net.state(DealingProofs).required
+        return max_by_fours(self.net, x, high, sizes, 0 if proves else self._round_worth)
 
     def ramp_of_largest(
         self, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None
@@ -339,8 +358,7 @@ class Star(Backend):
         first, second = whole if opened or count > PIECE else found[0]
         if factor is not None and self._product_by_keys(x, shift):
             return round_digits(self.net, first, second, which, shift, factor=factor)
-        how = self._borrow(x, shift)
-        y = round_digits(self.net, first, second, which, shift, how["fss"], how["wide"])
+        y = round_digits(self.net, first, second, which, shift, self._borrow(x, shift).in_place())
         return y if factor is None else self.multiply(torch.mul, y, factor)
 
     def series_and_later(self, x: Shares, scale_bits: int, which: Series, later: Series) -> tuple[Shares, tuple]:

@@ -42,6 +42,7 @@ from .compare import (
     polynomial,
     product,
     tree,
+    two_level_excess,
     wide_leaves,
 )
 from .guard import raise_flags
@@ -115,7 +116,7 @@ def group_sizes(values: int, results: int, high: int, worth: int) -> tuple[int, 
         worth: the bytes that a round is worth.
     """
     levels, _ = forest((block_count(0, high),), (False,))
-    comparison = (CODES * block_count(0, high) + 1 + bits_of_layers(levels)) / 8
+    comparison, more = (CODES * block_count(0, high) + 1 + bits_of_layers(levels)) / 8, two_level_excess(high)
 
     @functools.cache
     def best(count: int) -> tuple[float, tuple[int, ...]]:
@@ -127,20 +128,22 @@ def group_sizes(values: int, results: int, high: int, worth: int) -> tuple[int, 
             winners = 0.25 * (size - 1) if size < 3 else bits_of_layers(_winners(size)[0]) / 8
             level = groups * results * (16 * size + len(pairs_of(size)) * comparison + winners + 17 * (size - 1))
             cost, sizes = best(groups)
-            found.append((level + (len(levels) + 3) * worth + cost, (size, *sizes)))
+            saved = max(0.0, worth - groups * results * len(pairs_of(size)) * more)  # by `wide` comparisons
+            found.append((level + (len(levels) + 3) * worth - saved + cost, (size, *sizes)))
         return min(found)
 
     return best(values)[1]
 
 
 @protocol("max_by_fours", "docs/protocols.md")
-def max_by_fours(net: Net, x: Shares, high: int = 63, sizes: tuple[int, ...] = ()) -> Shares:
+def max_by_fours(net: Net, x: Shares, high: int = 63, sizes: tuple[int, ...] = (), worth: int = 0) -> Shares:
     """Compute the maximum along the first dimension by groups of four, or of other sizes. Exact.
 
     Args:
         x: [m, ...]; all values within 2^62 of zero.
         high: as in `maximum`.
         sizes: the sizes of the groups of the first levels, two or more and 10 at most (`group_sizes`).
+        worth: the bytes that a round is worth.
 
     Levels of `max_of_four`, each on a quarter of the values, while there are four or more, and then `max_tree`. 128
     values take four levels; a tree of pairs takes seven. Nobody learns anything.
@@ -148,7 +151,7 @@ def max_by_fours(net: Net, x: Shares, high: int = 63, sizes: tuple[int, ...] = (
     for size in sizes:
         filled = x[: -x.shape[0] % size]  # these values are in two groups
         x = each(concatenate, x, filled) if filled.shape[0] else x
-        x = max_of_four(net, x, high, size) if size > 2 else maximum(net, *x.moved(torch.Tensor.chunk, 2), high)
+        x = max_of_four(net, x, high, size, worth) if size > 2 else maximum(net, *x.moved(torch.Tensor.chunk, 2), high)
     while (count := x.shape[0]) >= FOUR:
         full = count // FOUR * FOUR
         top = max_of_four(net, x[:full], high)
@@ -157,12 +160,13 @@ def max_by_fours(net: Net, x: Shares, high: int = 63, sizes: tuple[int, ...] = (
 
 
 @protocol("max_of_four", "docs/protocols.md")
-def max_of_four(net: Net, x: Shares, high: int = 63, size: int = FOUR) -> Shares:
+def max_of_four(net: Net, x: Shares, high: int = 63, size: int = FOUR, worth: int = 0) -> Shares:
     """Compute the largest of x[i], x[i + n], x[i + 2 n] and x[i + 3 n] for x [4 n, ...]: [n, ...]. Exact.
 
     Args:
         high: differences are known to lie in [-2^high, 2^high).
         size: compare so many values in place of four, 3 to 10, for x [size n, ...].
+        worth: the bytes that a round is worth: few pairs are compared in a round less (`wide` of `drelu`).
 
     Rounds 1 (opening) + ceil(log4 ceil(high / 3)) (trees) + 1 (pairs) + 1 (bits). Per result six comparisons, 12 bits
     opened and 12 dealt for the pairs, and three times `select`; of m values m (m - 1) / 2 comparisons, some m 2^(m - 1)
@@ -172,7 +176,8 @@ def max_of_four(net: Net, x: Shares, high: int = 63, size: int = FOUR) -> Shares
     group = each(by_words, x, size)
     masked = open_masked(net, group)
     pairs = Masked(*(differences(v, compared) for v in (masked.c, masked.r, masked.r_A, masked.r_S)))
-    bits = each(torch.Tensor.view, drelu(net, pairs, high), len(compared), -1)
+    wide = two_level_excess(high) * pairs.shape.numel() <= worth
+    bits = each(torch.Tensor.view, drelu(net, pairs, high, wide=wide), len(compared), -1)
 
     layers, places = _winners(size)
     wins = each(_rows_of_group, and_layers(net, bits, layers), places)

@@ -23,34 +23,40 @@ from dataclasses import dataclass
 import torch
 
 from ...backend import MAX_SHIFT
-from ...choreography import Located, Net, leaf, protocol
+from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute
 from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
-from ...ring.bitplanes import fast, words_for
+from ...ring.bitplanes import fast, signs_of, words_for
 from . import dealing_constraints
 from .and_layers import and_layers
 from .compare import (
     CODES,
+    Blocks,
     bits_of_layers,
     block_count,
     blocks_between,
     deal_codes,
+    deal_wide_codes,
     forest,
     forest_worth,
     leaves,
     one_layer,
+    wide_leaves,
     wide_less,
 )
 from .dealing_proofs import DealerShares
 from .fss import borrow, borrow_and_product
 from .masking import ComputedCorrection, Masked, deal, open_masked, planes_of
-from .select import BitMask, by_words, mask_select, open_bit, per_element, random_bits
-from .shares import Shares
+from .select import BitMask, bits_less, by_words, mask_select, open_bit, per_element, random_bits
+from .shares import Shares, each
 from .thresholds import raise_outside
 
 BORROW_BLOCKS = 5
 """Blocks of a borrow in one round: for 20 planes 75 bits of codes and 37 of products are dealt."""
+
+WIDEST_CODE = 10
+"""Most bits of a block of `borrow_as_number`, for which 1,023 are dealt."""
 
 
 @functools.cache
@@ -60,6 +66,19 @@ def wide_excess(shift: int) -> tuple[float, int]:
     wide, (layers, _) = one_layer(len(span.widths)), forest((count,), (False,))
     bits = span.codes + bits_of_layers(wide) - CODES * count - bits_of_layers(layers)
     return bits / 8, len(layers) - len(wide)
+
+
+@functools.cache
+def number_span(shift: int) -> tuple[Blocks, float]:
+    """The blocks of `borrow_as_number` with the fewest bytes, and the bytes an element that it takes beyond a tree."""
+    tree = (CODES * block_count(0, shift) + bits_of_layers(forest((block_count(0, shift),), (False,))[0]) + 2) / 8 + 8
+    found = []
+    for count in range(1, min(BORROW_BLOCKS, shift) + 1):
+        span = blocks_between(0, shift, count)
+        if max(span.widths) <= WIDEST_CODE:
+            found.append((span.codes / 8 + (2 * count - 1) / 4 + 8 * len(_sets(count)) - tree, count))
+    more, count = min(found)
+    return blocks_between(0, shift, count), more
 
 
 @dataclass(frozen=True)
@@ -104,8 +123,9 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
 
 @protocol("truncate", "docs/protocols.md")
 def truncate(
-    net: Net, x: Shares | Masked, shift: int, fss: bool = False, limit_bits: int | None = None, wide: bool = False
-) -> Shares:
+    net: Net, x: Shares | Masked, shift: int, fss: bool = False, limit_bits: int | None = None, wide: bool = False,
+    number: bool = False,
+) -> Shares:  # fmt: skip
     """Compute floor(x / 2^shift + 1/2) for |x| < 2^62 - 2^(shift-1). Exact.
 
     Args:
@@ -115,6 +135,8 @@ def truncate(
         limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. The
             planes above are then compared as well (`thresholds.py`).
         wide: compute the borrow in one round by wide blocks (`compare.py`), with some 9 more dealt bytes.
+        number: compute the borrow as a number in that round (`borrow_as_number`), so that no round brings its bit into
+            the ring; with some 100 more dealt bytes.
 
     Rounds 1 (opening) + ceil(log4 B) (borrow; or one more, see `forest_worth`) + 1 (bit), B = ceil(shift / 3). With 20
     bits: 4 rounds, 19.75 bytes online (8 of them ahead after a linear layer), 27.875 dealt, per element. Nobody learns
@@ -128,16 +150,22 @@ def truncate(
         torch.int32,
         dealing_constraints.sign(net, masked),
     )
-    if fss:
+    if fss or number:
         R = deal(
             net,
             ComputedCorrection(shifted_less, masked.shape, (masked.r, shift)),
             claim=dealing_constraints.quotient(net, masked, shift),
         )
-        c = masked.c + half(shift)
-        u = borrow(net, masked, c, shift)
-        if limit_bits is not None:
-            raise_outside(net, masked, shift + limit_bits, shift, half(shift), fss=True)
+        c, limit = masked.c + half(shift), None if limit_bits is None else shift + limit_bits
+        if fss:
+            u = borrow(net, masked, c, shift)
+            if limit is not None:
+                raise_outside(net, masked, limit, shift, half(shift), fss=True)
+        else:
+            bits = planes_of(masked.c, (-half(shift),))
+            u = borrow_as_number(net, masked, bits, shift)
+            if limit is not None:
+                raise_outside(net, masked, limit, shift, half(shift), each(_low_bits, u), bits)
         return Shares(_floor(c, R.A, wrap.A, u.A, shift, 1), _floor(c, R.S, wrap.S, u.S, shift, 0))
     mask = random_bits(net, masked.shape, 1)
     operands = deal_operands(net, masked, mask, 0, shift)
@@ -276,6 +304,96 @@ def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     out, arrays = torch.empty_like(v_A), [loops.array(v).reshape(-1) for v in (r, v_A)]
     loops.run_on_words(r.numel(), loops.negative_less, *arrays, out.view(-1).numpy())
     return out
+
+
+# The borrow as a number
+#
+# Of the blocks of a borrow u = lt_1 xor eq_1 lt_0 xor ..., at most one AND is 1, so that u is their sum as well. With
+# each bit open under a mask, d = b xor alpha, b = d + (1 - 2 d) alpha in the ring: a sum of products of bits is linear in
+# the products of masks, which D deals as numbers.
+
+
+@functools.cache
+def _sets(count: int) -> tuple[tuple[int, ...], ...]:
+    """The sets of opened rows, lt of so many blocks and then eq of all but the lowest, whose masks' product is dealt.
+
+    First those of eq alone, then for each block those of its lt and of eq above it. The numbers of sets of eq count in
+    binary, with the highest block's eq as the last digit.
+    """
+    equal = [
+        tuple(2 * count - 2 - bit for bit in range(count - 1) if number >> bit & 1) for number in range(1 << count - 1)
+    ]
+    return (*equal[1:], *((i, *rows) for i in range(count) for rows in equal[: 1 << count - 1 - i]))
+
+
+@protocol("borrow_as_number", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
+    Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
+])  # fmt: skip
+def borrow_as_number(net: Net, x: Masked, bits: Located, shift: int) -> Shares:
+    """Compute [c mod 2^shift < r mod 2^shift] for x's mask r as additive shares of 0 and 1. Exact.
+
+    Args:
+        bits: the public planes of c.
+
+    Rounds 1; of 20 planes an element opens 10 bits, and 121 bytes are dealt. Nobody learns anything.
+
+    Raises:
+        UnsupportedOpError: D has to prove what it deals; there is no proof for wide blocks.
+    """
+    D, A, S = net.D, net.A, net.S
+    span, _ = number_span(shift)
+    count = len(span.widths)
+    codes = deal_wide_codes(net, x, (span,))
+    state = Shares(wide_leaves(bits, codes.A, (span,), True), wide_leaves(bits, codes.S, (span,), False))
+    shape = 2 * count - 1, words_for(x.shape.numel())
+    alpha_A, alpha_S = net.common(D, A, shape, "alpha_A"), net.common(D, S, shape, "alpha_S")
+    products = ComputedCorrection(
+        _mask_products_less, torch.Size((len(_sets(count)), *x.shape)), (alpha_A, alpha_S, count, x.shape)
+    )
+    dealt = deal(net, products)
+    sent_A = _opened_rows(state.A, alpha_A, count).send(A, S, "masked_A")
+    sent_S = _opened_rows(state.S, alpha_S, count).send(S, A, "masked_S")
+    at_A = _sum_of_ands(sent_A, sent_S, dealt.A, count, x.shape, True)
+    return Shares(at_A, _sum_of_ands(sent_A, sent_S, dealt.S, count, x.shape, False))
+
+
+@leaf(shapes=lambda state, alpha, count: torch.empty_like(alpha))
+def _opened_rows(state: torch.Tensor, alpha: torch.Tensor, count: int) -> torch.Tensor:
+    """lt of all blocks, and eq of all but the lowest, masked."""
+    return torch.cat((state[:count], state[count + 1 :])).bitwise_xor_(alpha)
+
+
+@leaf(shapes=lambda alpha_A, alpha_S, count, shape, v_A: torch.empty_like(v_A))
+def _mask_products_less(alpha_A, alpha_S, count: int, shape: torch.Size, v_A: torch.Tensor) -> torch.Tensor:
+    """At D: the products of masks of `_sets` as numbers, less v_A."""
+    alpha = alpha_A ^ alpha_S
+    words = torch.stack([functools.reduce(torch.bitwise_and, [alpha[i] for i in rows]) for rows in _sets(count)])
+    words = words.reshape(-1)
+    return bits_less(words, torch.zeros_like(words), shape, len(_sets(count)), 0, v_A)
+
+
+@leaf(shapes=lambda sent_A, sent_S, dealt, *_: dealt[0])
+def _sum_of_ands(sent_A, sent_S, dealt, count: int, shape: torch.Size, first: bool) -> torch.Tensor:
+    """One party's half of lt_{n-1} + eq_{n-1} (lt_{n-2} + eq_{n-2} (... + eq_1 lt_0)), from the opened rows.
+
+    The half of a product with sets of masks: the lowest block's lt with all sets of eq, of which each step takes one.
+    """
+    d = per_element(sent_A.reshape(-1), sent_S.reshape(-1), shape, 2 * count - 1) & 1
+    s, sets = 1 - 2 * d, 1 << count - 1
+    equal = torch.cat((torch.full_like(dealt[:1], int(first)), dealt[: sets - 1]))
+    total, at = torch.zeros_like(equal), sets - 1
+    for i in range(count):
+        total = total + d[i] * equal[:sets] + s[i] * dealt[at : at + sets]
+        at, sets = at + sets, sets // 2
+        if sets:  # the eq of the next block
+            total = d[count + i] * total[:sets] + s[count + i] * total[sets:]
+    return total[0]
+
+
+@leaf(shapes=lambda u: u.new_empty(words_for(u.numel())))
+def _low_bits(u: torch.Tensor) -> torch.Tensor:
+    """One party's half of a bit that is shared as a number, as packed words: the lowest bits of halves are XOR shares."""
+    return signs_of(u << 63)
 
 
 def _borrow(net: Net, x: Masked, bits: Located, shift: int, wide: bool) -> Shares:
