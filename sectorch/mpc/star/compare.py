@@ -354,8 +354,8 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
         x: a masked opening of N elements.
         high: x - t is known to lie in [-2^high, 2^high); 63 assumes nothing.
         thresholds: ring elements; one opening and one dealing of r serve them all.
-        wide: as few blocks as a tree of two levels joins, 16: a round less than for 63 planes in blocks of three, and 11
-            bytes more.
+        wide: as few blocks as a tree of two levels joins, 16: a round less than 63 planes in blocks of three take, and
+            11 bytes more.
 
     Returns:
         Words [T * W], W = ceil(N / 64), XOR-shared.

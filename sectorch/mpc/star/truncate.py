@@ -308,9 +308,9 @@ def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
 
 # The borrow as a number
 #
-# Of the blocks of a borrow u = lt_1 xor eq_1 lt_0 xor ..., at most one AND is 1, so that u is their sum as well. With
-# each bit open under a mask, d = b xor alpha, b = d + (1 - 2 d) alpha in the ring: a sum of products of bits is linear in
-# the products of masks, which D deals as numbers.
+# Of the ANDs of a borrow u = lt_1 xor eq_1 lt_0 xor ... one is 1 at most, so that u is their sum as well. With each bit
+# open under a mask, d = b xor alpha, b = d + (1 - 2 d) alpha in the ring: a sum of products of bits is linear in the
+# products of masks, which D deals as numbers.
 
 
 @functools.cache
@@ -392,7 +392,7 @@ def _sum_of_ands(sent_A, sent_S, dealt, count: int, shape: torch.Size, first: bo
 
 @leaf(shapes=lambda u: u.new_empty(words_for(u.numel())))
 def _low_bits(u: torch.Tensor) -> torch.Tensor:
-    """One party's half of a bit that is shared as a number, as packed words: the lowest bits of halves are XOR shares."""
+    """One party's half of a bit that is shared as a number, in packed words: the halves' lowest bits are XOR shares."""
     return signs_of(u << 63)
 
 
