@@ -325,13 +325,14 @@ def test_a_call_that_is_dealt_much_saves_bytes_though_rounds_are_dear():
 
 
 @pytest.mark.parametrize(("count", "shift", "fast", "slow"), [
-    (128, 20, 1, 1), (530, 20, 1, 1), (540, 20, 3, 1), (1_250, 20, 3, 1), (1_500, 20, 3, 3), (56_600, 20, 3, 3),
-    (56_800, 20, 4, 3), (9_765, 32, 4, 3), (135_000, 20, 4, 3), (135_200, 20, 4, 4), (100, 12, 1, 1), (9_000, 12, 3, 3),
+    (128, 20, 1, 1), (265, 20, 1, 1), (272, 20, 2, 1), (635, 20, 2, 1), (645, 20, 2, 2), (2_700, 20, 2, 2),
+    (2_720, 20, 3, 2), (6_450, 20, 3, 2), (6_480, 20, 3, 3), (56_600, 20, 3, 3), (56_800, 20, 4, 3), (9_765, 32, 4, 3),
+    (135_000, 20, 4, 3), (135_200, 20, 4, 4), (100, 12, 1, 1), (9_000, 12, 3, 2),
 ])  # fmt: skip
 def test_a_truncation_of_few_elements_saves_rounds_however_much_was_dealt(
     count: int, shift: int, fast: int, slow: int
 ):  # fmt: skip
-    """By keys, where three rounds are worth them (two of a slow network), or by wide blocks of 64 bytes an element."""
+    """By keys where a round is worth them, with the borrow as a number, or by wide blocks."""
     found = {}
     for network in ("lan", "wan"):
         held = session()
