@@ -213,7 +213,7 @@ def test_a_million_aggregates_of_one_question_are_one_answer(network: str, rows:
 
 def plant(monkeypatch) -> None:
     """The rounding of former versions: without the borrow a truncation is the floor, or one more as the mask says."""
-    bits, borrow = relu_module._floor_bits, truncate_module._borrow
+    bits = relu_module._floor_bits
 
     def without(net, *args):
         e, third = bits(net, *args), args[1].shape[-1]
@@ -222,7 +222,9 @@ def plant(monkeypatch) -> None:
         return Shares(cut(e.A, mask.b_A), cut(e.S, mask.b_S))
 
     monkeypatch.setattr(relu_module, "_floor_bits", without)
-    monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(torch.zeros_like, borrow(*v)))
+    for name in ("_borrow", "borrow_as_number"):
+        borrow = getattr(truncate_module, name)
+        monkeypatch.setattr(truncate_module, name, lambda *v, borrow=borrow: each(torch.zeros_like, borrow(*v)))
 
 
 @contextmanager

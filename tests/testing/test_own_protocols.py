@@ -117,11 +117,12 @@ def test_a_mask_left_out_is_found(left_out: str, party: str):
     assert found_in(drawing(change), positive)["view"].startswith(f"{party} tells")
 
 
-def test_the_rounding_of_former_versions_is_found(monkeypatch):
+@pytest.mark.parametrize("name", ["_borrow", "borrow_as_number"])
+def test_the_rounding_of_former_versions_is_found(name: str, monkeypatch):
     """Without the borrow a truncation is the floor, or one more, as Q's mask decides."""
-    borrow = truncate_module._borrow
-    monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(torch.zeros_like, borrow(*v)))
-    text = found_in(partial(truncate, shift=20), lambda x: (x + (1 << 19)) >> 20, Given(low=-(1 << 60), high=1 << 60))
+    borrow, program = getattr(truncate_module, name), partial(truncate, shift=20, number=name != "_borrow")
+    monkeypatch.setattr(truncate_module, name, lambda *v: each(torch.zeros_like, borrow(*v)))
+    text = found_in(program, lambda x: (x + (1 << 19)) >> 20, Given(low=-(1 << 60), high=1 << 60))
     assert "which Q knows, decides it" in text["draws"]
 
 
