@@ -85,8 +85,13 @@ def sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
     """Data that comes with scikit-learn, in units in which it is below 4,096; and whether y is a class."""
     x, y = datasets.load_breast_cancer(return_X_y=True)
     yield "breast cancer", x / x.max(0) * 8, y, True
+    lost = np.random.default_rng(0).random(x.shape) < np.where(x > np.median(x, 0), 0.4, 0.1)
+    yield "breast cancer, a quarter missing", np.where(lost, np.nan, x / x.max(0) * 8), y, True
     x, y = datasets.load_digits(return_X_y=True)
     yield "digits from 5 on", x, (y >= 5).astype(np.int64), True
+    yield "digits, 10 classes", x, y.copy(), True
+    x, y = datasets.load_wine(return_X_y=True)
+    yield "wine, 3 classes", x / x.max(0) * 8, y, True
     x, y = datasets.make_classification(20_000, 20, n_informative=10, random_state=1)
     yield "make_classification", x, y, True
     x, y, *_ = datasets.make_friedman1(10_000, 10, noise=1.0, random_state=1)
@@ -100,6 +105,8 @@ def scores(given: argparse.Namespace) -> list[dict[str, Any]]:
 
     lines = []
     for name, x, y, classes in sets():
+        if given.data and name not in given.data:
+            continue
         settings = {"n_estimators": given.trees, "max_depth": given.depth, "learning_rate": 0.3}
         own_kind = BoostedTreesClassifier if classes else BoostedTreesRegressor
         other_kind = xgboost.XGBClassifier if classes else xgboost.XGBRegressor
@@ -132,6 +139,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--ways", nargs="+", default=["vertical", "vertical of H1", "horizontal"])
     parser.add_argument("--scores", action="store_true")
+    parser.add_argument("--data", nargs="+", help="names of data sets, as they are printed; all by default")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     lines = scores(given) if given.scores else costs(given)

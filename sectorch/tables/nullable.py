@@ -106,7 +106,7 @@ class NullableColumn:
     def reveal(self, to: Any = None) -> torch.Tensor:
         """The values, NaN where they are missing, learned by the named parties; as `SharedTensor.reveal`, twice."""
         values, absent = self.filled().reveal(to), self.absent.reveal(to)
-        if values.is_meta:
+        if values.is_meta or not absent.any():
             return values
         return torch.where(absent, math.nan, values if values.is_floating_point() else values.double())
 

@@ -413,6 +413,10 @@ class OwnedTable:
         """A column's values as they are shared, codes of categories; None at other parties."""
         return None if self._content is None else self._content[name][0]
 
+    def absent(self, name: str) -> np.ndarray | None:
+        """Where a column's values are missing, bool; None where none is, and at other parties."""
+        return None if self._content is None else self._content[name][1]
+
     def values(self, name: str) -> np.ndarray | None:
         """A column of the owner's frame as a numpy array, whether it is shared or not; None at other parties.
 

@@ -195,6 +195,117 @@ def test_xgboost_finds_the_same_trees_where_bins_are_the_values():
     assert np.abs(found - wanted).max() < 2e-3
 
 
+def with_missing(frame: dict[str, np.ndarray], y: np.ndarray) -> dict[str, np.ndarray]:
+    """Missing doses and weights, which tell something of y, a column of which none is there, and missing codes."""
+    random = np.random.default_rng(9)
+    lost = random.random((3, len(y))) < np.where(y == 1, 0.5, 0.1)
+    own = frame | {name: np.where(at, np.nan, frame[name]) for name, at in zip(("dose", "weight"), lost, strict=False)}
+    return own | {"grade": np.where(lost[2], None, frame["grade"]), "age": np.full(len(y), np.nan)}
+
+
+def open_with(session: Any, frame: dict, owner: str, columns: Any = NAMES, rows: slice = slice(None)) -> Any:
+    part, facts = {name: frame[name][rows] for name in columns}, {name: FACTS[name] for name in columns}
+    if "age" in facts:
+        facts["age"] = "number"
+    lost = [name for name in columns if name != "flag"]
+    return owned(part, owner=owner, session=session, columns=facts, missing=lost)
+
+
+MISSING_PARTITIONS = {
+    "columns": lambda s, x: [open_with(s, x, "A", NAMES[:2]), open_with(s, x, "H1", NAMES[2:4]),
+                             open_with(s, x, "S", NAMES[4:])],
+    "rows": lambda s, x: [open_with(s, x, "A", rows=slice(0, 50)), open_with(s, x, "H1", rows=slice(50, None))],
+    "rows and columns": lambda s, x: [
+        [open_with(s, x, "S", NAMES, slice(0, 70))],
+        [open_with(s, x, "H1", NAMES[:2:-1], slice(70, None)), open_with(s, x, "A", NAMES[:3], slice(70, None))],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("partition", MISSING_PARTITIONS)
+def test_several_classes_and_missing_values_have_the_bits_of_the_reference(partition: str, classes: int):
+    frame, y = data()
+    lost = with_missing(frame, y)
+    y = y + (classes - 2) * (frame["age"] > 60)
+    session = sectorch.Session(reference=True, owners=("H1", "H2"))
+    wanted = BoostedTreesClassifier(**SMALL).fit(
+        open_with(session, lost, "A"), shared_target(BoostedTreesClassifier, y, session), classes=classes
+    ).revealed()  # fmt: skip
+    session = session_of()
+    x = MISSING_PARTITIONS[partition](session, lost)
+    target = shared_target(BoostedTreesClassifier, y, session)
+    model = BoostedTreesClassifier(**SMALL).fit(x, target, classes=classes)
+    plain = model.revealed(to="A")
+    assert same(plain, wanted) and len(plain.features_) == (2 if classes == 2 else 6)
+    sides = {s["missing"] for s in plain.splits() if "missing" in s}
+    assert sides and {s.get("class", 0) for s in plain.splits()} == set(range(classes if classes > 2 else 1))
+    own = numbers(lost | {"grade": frame["grade"]})
+    own[lost["grade"] == None, 3] = np.nan  # noqa: E711
+    assert np.array_equal(model.predict(x).reveal(to="A").numpy(), plain.predict(own))
+    assert np.array_equal(model.predict(own).reveal().numpy(), plain.predict(own))
+    proba = model.predict_proba(x).reveal().numpy()
+    assert proba.shape == (120, classes) and np.abs(proba - plain.predict_proba(own)).max() < 1e-5
+    beside = x if partition == "columns" else [t for t in x if not isinstance(t, list)]
+    if partition == "rows":
+        both = Table.concat([t.share() for t in beside])
+        assert np.array_equal(model.predict(both).reveal().numpy(), plain.predict(own))
+
+
+def test_columns_in_shares_that_may_be_missing():
+    frame, y = data()
+    lost = with_missing(frame, y)
+    edges = {"age": [30.0], "dose": [-0.5, 0.5], "weight": [60.0, 90.0]}
+    models = []
+    for shares in (False, True):
+        session = session_of()
+        x = open_with(session, lost, "A")
+        model = BoostedTreesClassifier(**SMALL, edges=edges)
+        models.append(
+            model.fit(x.share() if shares else x, shared_target(BoostedTreesClassifier, y, session)).revealed()
+        )
+    assert same(*models)
+
+
+def test_missing_values_that_the_fit_had_none_of_are_refused():
+    frame, y = data(40)
+    session = session_of()
+    model = BoostedTreesClassifier(**SMALL).fit(table(session, frame, "A"), shared(y, session))
+    x = open_with(session, with_missing(frame, y), "A", NAMES)
+    with pytest.raises(NonFiniteError, match="had none in the fit"):
+        model.predict(x)
+    own = numbers(frame)
+    own[0, 1] = np.nan
+    for kind in (model, model.revealed()):
+        with pytest.raises(NonFiniteError, match="had none in the fit"):
+            kind.predict(own)
+    wrong = BoostedTreesClassifier(**SMALL).fit(table(session, frame, "A"), shared(y * 3, session), classes=3)
+    with pytest.raises(FitError, match="labels"):
+        wrong.revealed()
+    with pytest.raises(ArgumentError, match="classes is"):
+        BoostedTreesClassifier(**SMALL).fit(table(session, frame, "A"), shared(y, session), classes=1)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_xgboost_sends_missing_values_to_the_same_side(classes: int):
+    """As above, with a third of the values missing; xgboost starts at our margins, and margins differ by rounding."""
+    xgboost = pytest.importorskip("xgboost")
+    random = np.random.default_rng(4)
+    x = random.integers(0, 8, (3000, 5)).astype(float)
+    score = x[:, 0] * x[:, 1] + 4 * x[:, 2] + 6 * random.normal(size=3000)
+    x[random.random(x.shape) < 0.3] = np.nan
+    x[:, 0] = np.where((score > 30) & (random.random(3000) < 0.4), np.nan, x[:, 0])
+    y = np.searchsorted(np.quantile(score, np.arange(1, classes) / classes), score)
+    model = BoostedTreesClassifier(4, max_depth=3, max_bins=64).fit(x, y)
+    start = np.tile(model.base_, (3000, 1)) if classes > 2 else np.full(3000, model.base_[0])
+    other = xgboost.XGBClassifier(n_estimators=4, max_depth=3, learning_rate=0.3, tree_method="hist")
+    other.fit(x, y, base_margin=start)
+    found = model.decision_function(x)
+    wanted = other.predict(x, output_margin=True, base_margin=start)
+    assert np.abs(found - wanted).max() < 2e-3 and np.abs(found - start).max() > 0.3
+    assert len({s["missing"] for s in model.splits() if "missing" in s}) == 2
+
+
 def test_loops_multiply_by_bins_as_torch_does():
     generator = torch.Generator().manual_seed(0)
     for rows, features, bins, width in ((1, 1, 2, 1), (70, 3, 5, 4), (33, 2, 256, 9)):
@@ -305,10 +416,6 @@ BAD_FITS = {
             [table(s, x, "A"), owned(x, owner="S", session=s, columns=FACTS | {"grade": (*GRADES, "d")})],
             shared(np.concatenate([y, y]), s),
         ),
-    ),
-    "missing values": (
-        NonFiniteError, "fills them",
-        lambda s, x, y: (owned({"a": np.where(y > 0, np.nan, 1.0)}, owner="A", session=s, missing=True), shared(y, s)),
     ),
     "arrays": (ArgumentError, "sectorch.owned", lambda s, x, y: ([table(s, x, "A"), numbers(x)], shared(y, s))),
     "numbers in shares": (ArgumentError, "name public edges", lambda s, x, y: (table(s, x, "A").share(), shared(y, s))),
