@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from figures import FIGURES, drawn
+from holders import holders
 from measured import HUGGINGFACE, accuracies, beside_others, headline, noise, real_size
 from measured_capc import CAPC
 from measured_capride import CAPRIDE, CAPRIDE_FIGURES
@@ -208,6 +209,7 @@ def main() -> int:
     protocols()  # the figures read what they declare
     made |= {f"figures/{name}.svg": drawn(figure) for name, figure in FIGURES.items()}
     made["figures/parties.svg"] = picture()
+    made["figures/holders.svg"] = holders()
     made |= {f"figures/{name}.svg": plot() for name, plot in PLOTS.items()}
     stale = [name for name, text in made.items() if text != _present(DOCS / name)]
     for name in stale:

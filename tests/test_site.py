@@ -332,6 +332,25 @@ def test_figures_refuse_what_is_not_declared():
             module.drawn(module.Figure(share.title, share.protocols, steps))
 
 
+def test_who_holds_what_is_what_messages_declare():
+    """A box that says less than a message shows, or more, is an error and no picture."""
+    figures()
+    sys.path.insert(0, str(DOCS))
+    try:
+        holders = importlib.import_module("holders")
+        importlib.import_module("generate").protocols()
+    finally:
+        sys.path.remove(str(DOCS))
+    assert holders.holders().count("<rect") > 21
+    for kind, messages in (
+        ("masked", (("aggregate", "sum"),)),
+        ("learns", (("share", "x_S"),)),
+        ("own", (("share", "y"),)),
+    ):
+        with pytest.raises(ValueError, match="shows"):
+            holders.check(holders.Box("S", kind, ("all",), messages))
+
+
 def test_plots_show_all_of_their_curves():
     """Every point and bar of a plot lies in its picture, and a plot has curves or bars."""
     figures()
