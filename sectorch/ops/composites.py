@@ -331,12 +331,19 @@ def _lgamma(x: Any) -> Any:
 
 
 def _polygamma(n: int, x: Any) -> Any:
-    """The derivatives of log gamma: digamma for n = 0; for x > -9."""
+    """The derivatives of log gamma: digamma for n = 0; for x > -9.
+
+    For n > 0 an x so near to a pole that the slope is above 2^13 withholds the result: a gradient's last place times
+    the slope would be seen.
+    """
     if n < 0:
         raise ArgumentError(f"polygamma(n, x) does not support negative n, got {n}")
     if n > 4:
         refuse(f"polygamma of order {n}", "its values leave the range near every whole number below 1: take at most 4")
     near, z, inverse = _gamma_parts(x)
+    if n:
+        least = (math.factorial(n + 1) / 2.0**13) ** (1 / (n + 2))
+        near = near * (near.detach().abs() >= least).to(x.dtype)
     sign, before = (-1.0) ** (n + 1), math.factorial(max(n - 1, 0))
     series = sum(b * math.factorial(j + n - 1) / math.factorial(j) * inverse ** (j + n) for j, b in BERNOULLI)
     first = before * inverse**n if n else -z.log()
