@@ -81,16 +81,6 @@ def _by(rows: list[dict], key: str, column: str) -> dict[str, list[float]]:
     return found
 
 
-def depths() -> str:
-    """What ResNets take of a chain."""
-    body = []
-    for row in _rows("depths"):
-        fits = "no 128-bit secure chain" if row["problem"] else f"{row['peak'] / 1e9:.1f} GB"
-        depth = "more than 38" if row["depth"] is None else str(row["depth"])
-        body.append([f"{row['network']}, {row['activation']}", depth, fits])
-    return table(["network, activation", "levels", "ciphertexts at the peak, one batch"], body)
-
-
 def encrypted() -> str:
     """Whole encrypted runs."""
     body = []
@@ -131,5 +121,5 @@ def leakage() -> str:
 
 CAPRIDE: dict[str, Callable[[], str]] = {"attack": attack, "leakage": leakage}
 CAPRIDE_FIGURES: dict[str, Callable[[], str]] = {
-    "encrypted": encrypted, "capride-gains": gains, "depths": depths,
+    "encrypted": encrypted, "capride-gains": gains,
 }  # fmt: skip
