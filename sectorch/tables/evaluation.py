@@ -30,7 +30,7 @@ from ..tensor.holders import one_hot_argmax
 from ..tensor.secret import dtype_of
 from ..tensor.table import Context, one_call
 from .statistics import Axis, Statistic, exact_quotient, with_origin, with_source
-from .table import Table
+from .table import Table, rows_of_one
 
 METRICS = ("auroc", "auprc", "accuracy", "log_loss", "brier", "ece", "calibration", "confusion", "gaps")
 """What `evaluate` computes, by name."""
@@ -257,7 +257,7 @@ class _Given:
         self.label = label.columns[0] if isinstance(label, Table) else ""
         sizes = [t.public_rows for t in of_tables]
         self.public_rows = None if None in sizes else self.rows
-        self.many = max((t.many for t in of_tables), default=1)
+        self.many = max((*(t.many for t in of_tables), *map(rows_of_one, shared)), default=1)
         tables = [t.present for t in (x, groups) if isinstance(t, Table)]
         self.present: SharedTensor | None = None
         for flags in {id(p): p for p in (present, *tables) if p is not None}.values():

@@ -635,8 +635,8 @@ class _Join:
                     missing[names[name]] = absent
         flags = made.tensor(flags_at, FLAG) if present else None
         found = Table(columns, schema, present=flags, missing=missing, checked=True)
-        found._many, found._owned = self.many, frozenset(columns)
-        return found
+        found._owned = frozenset(columns)
+        return found.with_many(self.many)
 
 
 @leaf

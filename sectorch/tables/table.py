@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..choreography import Party
 from ..config import Scheme, scheme_of
@@ -628,7 +629,7 @@ class Table:
         self.missing: dict[str, SharedTensor] = dict(missing or {})
         self.present = present
         self._public_rows: int | None = None
-        self._many = 1
+        self._many = max(map(rows_of_one, columns.values()), default=1)
         self._owned: frozenset[str] = frozenset()
         given = dict(schema or {})
         if not self._columns:
@@ -686,8 +687,15 @@ class Table:
         return self._owned
 
     def _with_rows_of(self, before: Table) -> Table:
-        self._public_rows, self._many = before.public_rows, before.many
+        self._public_rows = before.public_rows
         self._owned = before._owned & set(self._columns)
+        return self.with_many(before.many)
+
+    def with_many(self, many: int) -> Table:
+        """This table, one person of which may have so many rows; its columns remember it."""
+        self._many = many
+        for x in self._columns.values() if many > 1 else ():
+            _rows_of_one[x] = many
         return self
 
     def __len__(self) -> int:
@@ -897,8 +905,7 @@ class Table:
         made._public_rows = None if None in known else sum(rows for rows in known if rows is not None)
         numbers = [table.many for table in tables]
         made._owned = frozenset.intersection(*(table._owned for table in tables))
-        made._many = sum(numbers) if max(numbers) > 1 else 1  # a person of several tables has the rows of all
-        return made
+        return made.with_many(sum(numbers) if max(numbers) > 1 else 1)  # a person of several tables has the rows of all
 
 
 def _joined(*parts: torch.Tensor) -> torch.Tensor:
@@ -909,6 +916,15 @@ def _joined_flags(flags: Sequence[SharedTensor | None], tables: Sequence[Table],
     """Flags of several tables, one after the other; those that a table does not have are public."""
     parts = [torch.full((len(t),), value) if flag is None else flag for flag, t in zip(flags, tables, strict=True)]
     return torch.cat(parts)  # pyright: ignore[reportReturnType]
+
+
+_rows_of_one: MutableMapping[Any, int] = WeakIdKeyDictionary()
+"""By the tensor of a column: the most rows of one person, where a join has several."""
+
+
+def rows_of_one(x: Any) -> int:
+    """The most rows of one person in a column that is taken out of a table as it is; 1 of other tensors."""
+    return _rows_of_one.get(x, 1) if isinstance(x, SharedTensor) else 1
 
 
 def embed_public(like: SharedTensor, x: torch.Tensor) -> SharedTensor:

@@ -308,13 +308,19 @@ def test_a_person_of_many_rows_counts_once():
     """12 visits of one patient are no 10 patients; 40 visits of at most 20 a patient are at least two."""
     wards_of = np.repeat(["w1", "w2", "w3"], [12, 30, 30])
     visits = {"id": np.r_[np.zeros(12), np.arange(1, 61)].astype(int), "ward": wards_of}
-    patients = {"id": np.arange(61), "age": np.full(61, 50.0)}
+    patients = {"id": np.arange(61), "age": np.full(61, 50.0), "died": np.arange(61) % 2 > 0}
     columns = {"ward": ("w1", "w2", "w3")}
     left = sectorch.owned(visits, owner="Q", session=REFERENCE, columns=columns)
-    right = sectorch.owned(patients, owner="A", session=REFERENCE, columns=["age"])
+    right = sectorch.owned(patients, owner="A", session=REFERENCE, columns=["age", "died"])
     table = sectorch.join(left, right, on="id", many=12)
     assert table.many == 12 and table.where(table["age"] > 0).many == 12
     assert sectorch.Table.concat([table, table]).many == 24  # two years of visits
+    # Columns that are taken out of the table, for a table of their own or an evaluation, are of the same rows.
+    alone = sectorch.Table({"ward": table["ward"]}, {"ward": table.schema["ward"]})
+    assert alone.many == alone.where(table["age"] > 0).many == 12
+    scores = shared(REFERENCE, torch.linspace(-1, 1, 72), limit=4.0)
+    measured = sectorch.evaluate(None, scores, table["died"], ["accuracy"])
+    assert sectorch.release(measured["accuracy"], EXACTLY).withheld
     made = sectorch.tables.count(table, by="ward")
     assert sectorch.release(made, EXACTLY).withheld.all()
     found = sectorch.release(made, sectorch.Policy(minimum=2, releases=0))  # w1's 12 rows are below 2 x 12

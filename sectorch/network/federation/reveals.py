@@ -246,10 +246,10 @@ class Ledger:
             # A message that shows nothing is held to the dry run above; what follows is for reveals.
             if line.learner is None:
                 return
-            compared = session is not None and compares(line)
-            if compared and self._governor is not None and not is_confirmed(session, self._governor):
+            compared = session if compares(line) else None
+            if compared is not None and self._governor is not None and not is_confirmed(compared, self._governor):
                 raise self._refusal("a reveal that is in no release under this party's policy: it is not confirmed")
-            if not (compared and self._compared(bytes(value.tolist()), session)):
+            if compared is None or not self._compared(bytes(value.tolist()), compared):
                 self._take(Reveal.of(line, label, cast, origins, session, self._governor))
 
         runtime.watch(guard)
