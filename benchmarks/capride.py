@@ -28,7 +28,7 @@ from sectorch import ckks
 from sectorch.errors import SectorchError
 from sectorch.nn.fhe import fhe_friendly, fold_batchnorms
 from sectorch.protocols.capride import CaPriDe, Result, Settings, federation
-from sectorch.protocols.capride.cli import SPLITS, build
+from sectorch.protocols.capride.experiment import SPLITS, build
 
 OPEN = dict(encrypted=False, leakage=None, sigma=0.0, directions=128)
 """The updates without any noise, in the clear: what they can do at best."""

@@ -30,8 +30,7 @@ from torch.func import functional_call
 
 from sectorch.protocols.perturbation import Federation, Scheme, cohort
 from sectorch.protocols.perturbation.algorithm import outputs
-from sectorch.protocols.perturbation.experiment import train
-from sectorch.protocols.perturbation.nets import DenseNet, ResNet, build, mlp
+from sectorch.protocols.perturbation.experiment import DenseNet, ResNet, build, mlp, train
 from sectorch.protocols.perturbation.settings import Settings, load
 
 console = Console(width=200)

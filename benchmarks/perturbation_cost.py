@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from sectorch.protocols.perturbation import ClientMasks, Scheme, cohort
-from sectorch.protocols.perturbation.nets import DenseNet, ResNet, mlp
+from sectorch.protocols.perturbation.experiment import DenseNet, ResNet, mlp
 
 CASES = (
     ("mse", 1, None, "weights"), ("mse", 1, None, "bias"), ("cross_entropy", 1, "shift", "weights"),

@@ -39,7 +39,7 @@ from sectorch.ckks.linalg import Reducing, encrypt_matrix, second
 from sectorch.data.partition import DividedData
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, hesv
 from sectorch.protocols.secsv.algorithm import Utilities
-from sectorch.protocols.secsv.cli import for_model
+from sectorch.protocols.secsv.experiment import for_model
 from sectorch.protocols.secsv.secsv import joint_keys
 from sectorch.protocols.secsv.testers import KINDS, Spent, communication
 from sectorch.protocols.secsv.values import Hits, coalitions, error, of_rounds, shapley

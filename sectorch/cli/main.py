@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
 import os
 import sys
@@ -42,14 +43,14 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "the papers": {
-        "privhfl": ("network.commands.papers:privhfl", "clients with models of their own teach each other (PrivHFL)"),
-        "capc": ("network.commands.papers:capc", "labels by noisy vote, within a privacy budget (CaPC)"),
-        "capride": ("network.commands.papers:capride", "distillation on encrypted data (CaPriDe)"),
+        "privhfl": ("cli.main:privhfl", "clients with models of their own teach each other (PrivHFL)"),
+        "capc": ("cli.main:capc", "labels by noisy vote, within a privacy budget (CaPC)"),
+        "capride": ("cli.main:capride", "distillation on encrypted data (CaPriDe)"),
         "perturbed-fl": (
-            "network.commands.papers:perturbed_fl",
+            "cli.main:perturbed_fl",
             "clients train on a noised model, the server recovers",
         ),
-        "shapley": ("network.commands.papers:shapley", "what each client contributed (SecSV)"),
+        "shapley": ("cli.main:shapley", "what each client contributed (SecSV)"),
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),
@@ -140,6 +141,22 @@ def parser_of(name: str) -> Parser:
     request = ParserRequest()
     getattr(importlib.import_module(f"sectorch.{module}"), function)(request)
     return request.parser
+
+
+def _paper(command: str, arguments: Sequence[str] | None = None) -> int:
+    """A paper's command, whose parties may be distributed: with `--federation FILE --as NAME` it is one of them."""
+    with interruptible(is_command()):
+        from ..network.federation.party import Federation
+        from ..network.federation.programs import command_of
+
+    return command_of(command).main(arguments, join=Federation)
+
+
+privhfl = functools.partial(_paper, "privhfl")
+capc = functools.partial(_paper, "capc")
+capride = functools.partial(_paper, "capride")
+perturbed_fl = functools.partial(_paper, "perturbed-fl")
+shapley = functools.partial(_paper, "shapley")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from cases import long
 from sectorch import files
 from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, BudgetInUseError, epsilon_of
 from sectorch.federated import FederationError, Training, Watch, Workers
-from sectorch.protocols.capc import CaPC, Settings, SimulatedPanel, cli, collaboration
+from sectorch.protocols.capc import CaPC, Settings, SimulatedPanel, collaboration, experiment
 
 QUICK = Settings(
     inference="simulated",
@@ -240,13 +240,13 @@ def test_settings_and_command(tmp_path: Path, capsys):
         CaPC([*made[0][:4], replace(made[0][4], organisation="../b")], *made[1:], replace(QUICK, budgets="x"))
     options = ["--parties", "12", "--querying", "1", "--pool", "10", "--epsilon", "20", "--inference", "simulated"]
     options += ["--local-epochs", "2", "--no-plots", "--budgets", str(tmp_path / "b")]
-    assert cli.main([*options, "--out", str(tmp_path / "1")]) == 1
+    assert experiment.COMMAND.main([*options, "--out", str(tmp_path / "1")]) == 1
     assert "there is no budget" in " ".join(capsys.readouterr().err.split())
     options += ["--budget-epsilon", "30"]
-    assert cli.main([*options, "--seed", "0", "1", "--out", str(tmp_path / "2")]) == 0
+    assert experiment.COMMAND.main([*options, "--seed", "0", "1", "--out", str(tmp_path / "2")]) == 0
     assert all(20 < content["spent"] <= 30 for content in told(tmp_path / "b").values())
     assert len(told(tmp_path / "b")) == 11
     capsys.readouterr()
-    assert cli.main([*options, "--scale", "0.9", "--out", str(tmp_path / "3")]) == 1
+    assert experiment.COMMAND.main([*options, "--scale", "0.9", "--out", str(tmp_path / "3")]) == 1
     err = capsys.readouterr().err
     assert "over all runs and askers" in " ".join(err.split()) and "Traceback" not in err

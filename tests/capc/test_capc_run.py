@@ -30,8 +30,8 @@ from sectorch.protocols.capc import (
     Settings,
     SimulatedPanel,
     TooFewVotersError,
-    cli,
     collaboration,
+    experiment,
     plan,
 )
 from sectorch.protocols.capc.plan import best, moved_by, right, validated
@@ -389,7 +389,7 @@ def test_a_data_set_runs_with_its_defaults(name, sigma, asked):
     preset = PRESETS[name]
     blank = torch.zeros(preset.pool, 1, 1, 1)
     parties = [Party(f"p{i}", nn.Identity(), blank[:1], blank[:1, 0, 0, 0], pool=blank) for i in range(preset.parties)]
-    planned = plan(parties, parties[0], 10, cli._base(Collaboration(data=name)))
+    planned = plan(parties, parties[0], 10, experiment._base(Collaboration(data=name)))
     assert planned.queries == asked
     assert sigma is None or 0.99 * sigma < planned.mechanism.scale <= sigma
 

@@ -15,7 +15,7 @@ from helpers import check_refused_number
 from sectorch.cli.command import require
 from sectorch.data import DataError, DatasetMissingError, load
 from sectorch.federated import CheckpointError, FederationError, PlotError, Study, Watch
-from sectorch.protocols.capride import CaPriDe, Settings, algorithm, cli, divide, federation, training
+from sectorch.protocols.capride import CaPriDe, Settings, algorithm, divide, experiment, federation, training
 from sectorch.protocols.capride.report import epsilon
 
 CLEAR = Settings(rounds=2, warmup=2, encrypted=False, head_rank=3, directions=4, leakage=None)
@@ -200,15 +200,15 @@ def test_report_and_plots(made, tmp_path: Path):
 
 
 def test_the_command(tmp_path: Path, capsys):
-    assert cli.main([*QUICK, "--controls", "local", "dml", "--no-plots", "--out", str(tmp_path)]) == 0
+    assert experiment.COMMAND.main([*QUICK, "--controls", "local", "dml", "--no-plots", "--out", str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("3 conditions, 1 seed", "local", "dml", "against the first", "written:"):
         assert part in text
-    assert cli.main([*QUICK, "--no-plots", "--out", str(tmp_path / "one")]) == 0
+    assert experiment.COMMAND.main([*QUICK, "--no-plots", "--out", str(tmp_path / "one")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("Test accuracy", "P1", "Per class", "Simulated in the clear", "written:"):
         assert part in text
-    assert cli.main([*QUICK, "--json", "--no-plots", "--out", str(tmp_path / "json")]) == 0
+    assert experiment.COMMAND.main([*QUICK, "--json", "--no-plots", "--out", str(tmp_path / "json")]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((tmp_path / "json" / "results.json").read_text())
 
@@ -223,7 +223,12 @@ def test_the_command(tmp_path: Path, capsys):
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
-    assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
+    assert (
+        experiment.COMMAND.main(
+            [*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]
+        )
+        == 1
+    )
     shown = capsys.readouterr()
     assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
 
@@ -236,7 +241,9 @@ def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     ],
 )
 def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
-    check_refused_number(cli.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys)
+    check_refused_number(
+        experiment.COMMAND.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys
+    )
     assert not (tmp_path / "o").exists()
 
 
@@ -245,7 +252,7 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "agreed_logits", stop)
-    assert cli.main([*QUICK, "--no-plots", "--out", str(tmp_path)]) == 130
+    assert experiment.COMMAND.main([*QUICK, "--no-plots", "--out", str(tmp_path)]) == 130
     assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.rglob("*.part"))
 
@@ -254,7 +261,7 @@ def test_plots_without_matplotlib(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlotError, match=r"pip install 'sectorch\[plots\]'"):
         require()
-    assert cli.main([*QUICK, "--out", str(tmp_path)]) == 0
+    assert experiment.COMMAND.main([*QUICK, "--out", str(tmp_path)]) == 0
     assert "no plots: a plot needs matplotlib" in " ".join(capsys.readouterr().out.split())
 
 

@@ -13,8 +13,7 @@ from sectorch.errors import SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
 from sectorch.protocols.perturbation import algorithm
-from sectorch.protocols.perturbation.experiment import PerturbedFL
-from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.experiment import PerturbedFL, build
 from sectorch.protocols.perturbation.settings import Settings, load
 
 CLIENTS = {"server-party": "Server", "north": "C0", "south": "C1", "west": "C2"}

@@ -19,8 +19,7 @@ from seeded_system import repeating
 from sectorch.federated.outcome import merged
 from sectorch.federated.training import Training
 from sectorch.protocols import capc, capride, privhfl
-from sectorch.protocols.perturbation.experiment import PerturbedFL
-from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.experiment import PerturbedFL, build
 from sectorch.protocols.perturbation.settings import Settings as Perturbed
 from sectorch.protocols.perturbation.settings import load
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sectorch.protocols.perturbation import Federation, Scheme
-from sectorch.protocols.perturbation.nets import DenseNet, ResNet, mlp
+from sectorch.protocols.perturbation.experiment import DenseNet, ResNet, mlp
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Bounds on the relative error of a recovered gradient. What rounding gives: a recovered entry is a sum of terms T_i of

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sectorch.protocols.perturbation.experiment import train
-from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.experiment import build, train
 from sectorch.protocols.perturbation.settings import Settings, load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_perturbed"

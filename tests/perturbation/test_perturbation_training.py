@@ -14,9 +14,7 @@ from torch import nn
 
 from sectorch.federated import Watch
 from sectorch.protocols.perturbation import BatchMismatchError, Scheme, WeightError
-from sectorch.protocols.perturbation.cli import main
-from sectorch.protocols.perturbation.experiment import PerturbedFL, train
-from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.experiment import COMMAND, PerturbedFL, build, train
 from sectorch.protocols.perturbation.settings import Settings, load, shards
 
 
@@ -86,7 +84,7 @@ def test_shards_cover_every_sample_once():
 
 def test_the_command_writes_its_results(tmp_path, capsys):
     run = ["--rounds", "3", "--clients", "2", "--model", "mlp3", "--no-plots", "--out", str(tmp_path)]
-    assert main([*run, "--controls", "fedavg"]) == 0
+    assert COMMAND.main([*run, "--controls", "fedavg"]) == 0
     assert "2 conditions, 1 seed" in " ".join(capsys.readouterr().out.split())
     written = json.loads((tmp_path / "perturbed-fl-seed-0" / "results.json").read_text())
     assert written["settings"]["clients"] == 2 and len(written["losses"]) == 3
@@ -96,12 +94,12 @@ def test_the_command_writes_its_results(tmp_path, capsys):
 
 def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
     run = ["--rounds", "1", "--clients", "2", "--model", "mlp3", "--no-plots", "--out", str(tmp_path)]
-    assert main(run) == 0
+    assert COMMAND.main(run) == 0
     for changed, words in (
         (["--rounds", "2"], "differs in rounds (1 there, 2 now)"),
         (["--data", "breast-cancer"], 'differs in data ("digits" there, "breast-cancer" now)'),
     ):
-        assert main([*run, *changed]) == 1
+        assert COMMAND.main([*run, *changed]) == 1
         assert words in capsys.readouterr().err
 
 
@@ -142,7 +140,7 @@ def test_a_stopped_run_goes_on(tmp_path):
     ],
 )
 def test_the_command_says_what_does_not_fit(arguments, words, tmp_path, capsys):
-    assert main([*arguments, "--rounds", "1", "--out", str(tmp_path)]) == 1
+    assert COMMAND.main([*arguments, "--rounds", "1", "--out", str(tmp_path)]) == 1
     assert words in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
 
@@ -157,7 +155,7 @@ def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sectorch.protocols.perturbation.experiment.PerturbedFL.run", interrupted)
-    assert main(["--rounds", "3", "--out", str(tmp_path)]) == 130
+    assert COMMAND.main(["--rounds", "3", "--out", str(tmp_path)]) == 130
     assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.rglob("*.part"))
 
@@ -166,7 +164,7 @@ def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
 def test_a_missing_package_is_one_line(name, package, tmp_path, capsys, monkeypatch):
     for module in ("sklearn", "sklearn.datasets", "torchvision", "torchvision.datasets"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert main(["--data", name, "--data-root", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
+    assert COMMAND.main(["--data", name, "--data-root", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
     expected = f"error: {name} needs {package}, which is not installed: pip install 'sectorch["
     assert capsys.readouterr().err.startswith(expected)
 

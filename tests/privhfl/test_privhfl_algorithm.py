@@ -366,14 +366,14 @@ OPTIONS = "--clients 3 --samples 20 --queries 2 --local-epochs 1 --retraining-ep
 KILLED = """
 import os, signal, sys
 from sectorch.federated import RunFolder
-from sectorch.protocols.privhfl import cli
+from sectorch.protocols.privhfl import experiment
 whole = RunFolder.keep
 def keep(self, name, *what):
     whole(self, name, *what)
     if name.startswith("round-1/c1/labels-"):
         os.kill(os.getpid(), signal.SIGKILL)
 RunFolder.keep = keep
-cli.main(sys.argv[1:])
+experiment.COMMAND.main(sys.argv[1:])
 """
 
 
@@ -386,7 +386,7 @@ def test_kill_in_the_middle_and_start_again(tmp_path: Path):
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert list(killed.glob("round-1/c1/labels-*.json")) and not (killed / "results.json").exists()
     for out in (killed, whole):
-        run_command([sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options[out]], check=True, timeout=300)
+        run_command([sys.executable, "-m", "sectorch", "privhfl", *options[out]], check=True, timeout=300)
     found = [json.loads((out / "results.json").read_text()) for out in (killed, whole)]
     same = ("clients", "mean", "by_architecture", "statement", "received")
     assert [found[0][name] for name in same] == [found[1][name] for name in same]

@@ -17,14 +17,14 @@ from helpers import check_refused_number
 from sectorch.cli.main import run
 from sectorch.errors import LeakyProtocolWarning
 from sectorch.federated import PlotError, Training
-from sectorch.protocols.privhfl import PrivHFL, Settings, cli, federation
+from sectorch.protocols.privhfl import PrivHFL, Settings, experiment, federation
 
 QUICK = ["--clients", "3", "--samples", "20", "--local-epochs", "1", "--retraining-epochs", "1"]
 
 
 @pytest.mark.sectorch_long  # `test_cli.py` has one net's
 def test_json_and_files(tmp_path: Path, capsys):
-    assert cli.main([*QUICK, "--queries", "6", "--json", "--no-plots", "--out", str(tmp_path)]) == 0
+    assert experiment.COMMAND.main([*QUICK, "--queries", "6", "--json", "--no-plots", "--out", str(tmp_path)]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((tmp_path / "results.json").read_text())
     assert [client["architecture"] for client in printed["clients"]] == [
@@ -39,13 +39,13 @@ def test_json_and_files(tmp_path: Path, capsys):
 
 def test_table_and_statement(tmp_path: Path, capsys):
     small = [*QUICK, "--architectures", "mlp", "--no-plots"]
-    assert cli.main([*small, "--queries", "6", "8", "--out", str(tmp_path)]) == 0
+    assert experiment.COMMAND.main([*small, "--queries", "6", "8", "--out", str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("2 conditions, 1 seed", "queries 8", "(one seed)"):
         assert part in text
     assert set(json.loads((tmp_path / "study.json").read_text())["runs"]) == {"queries 6", "queries 8"}
     assert (tmp_path / "queries-8-seed-0" / "results.json").is_file()
-    assert cli.main([*small, "--queries", "6", "--out", str(tmp_path / "one")]) == 0
+    assert experiment.COMMAND.main([*small, "--queries", "6", "--out", str(tmp_path / "one")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("Test accuracy", "c3", "What each role received", "no summand", "this is a simulation"):
         assert part in text
@@ -55,10 +55,15 @@ def test_the_papers_relu_and_noise_come_through(tmp_path: Path, capsys):
     """What Q learns with each is in the statement that is counted from the ledger."""
     small = [*QUICK, "--architectures", "mlp", "--queries", "6", "--no-plots", "--json"]
     with pytest.warns(LeakyProtocolWarning):
-        assert cli.main([*small, "--relu", "privhfl", "--out", str(tmp_path / "relu")]) == 0
+        assert experiment.COMMAND.main([*small, "--relu", "privhfl", "--out", str(tmp_path / "relu")]) == 0
     leaky = json.loads(capsys.readouterr().out)
     assert leaky["settings"]["relu"] == "privhfl" and "leaky_drelu" in " ".join(leaky["statement"])
-    assert cli.main([*small, "--normalise", "--sigma", "8", "--delta", "1e-6", "--out", str(tmp_path / "noise")]) == 0
+    assert (
+        experiment.COMMAND.main(
+            [*small, "--normalise", "--sigma", "8", "--delta", "1e-6", "--out", str(tmp_path / "noise")]
+        )
+        == 0
+    )
     noised = json.loads(capsys.readouterr().out)
     assert "leaky" not in " ".join(noised["statement"])
     assert 0 < noised["epsilon"]["one"] < noised["epsilon"]["all"]
@@ -82,7 +87,12 @@ def test_the_papers_relu_and_noise_come_through(tmp_path: Path, capsys):
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
-    assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
+    assert (
+        experiment.COMMAND.main(
+            [*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]
+        )
+        == 1
+    )
     shown = capsys.readouterr()
     assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
 
@@ -95,7 +105,9 @@ def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     ],
 )
 def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
-    check_refused_number(cli.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys)
+    check_refused_number(
+        experiment.COMMAND.main, [*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options], text, capsys
+    )
     assert not (tmp_path / "o").exists()
 
 
@@ -111,7 +123,7 @@ def test_help_through_the_program(capsys):
 
 def test_an_unknown_option_is_one_line(capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["--data", "imagenet"])
+        experiment.COMMAND.main(["--data", "imagenet"])
     shown = capsys.readouterr()
     assert stopped.value.code == 2 and shown.out == "" and shown.err.count("\n") == 1
     assert "invalid choice: 'imagenet' (choose from" in shown.err and "--help lists the options" in shown.err
@@ -131,7 +143,7 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path):
         "--no-plots",
         "--out",
     ]
-    command = [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options, str(tmp_path / "run")]
+    command = [sys.executable, "-m", "sectorch", "privhfl", *options, str(tmp_path / "run")]
     process = Command(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=PIPE)
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "run.json").is_file() and time.monotonic() < deadline:
@@ -163,5 +175,8 @@ def test_plots_without_matplotlib(result, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlotError, match=r"pip install 'sectorch\[plots\]'"):
         result.write(tmp_path, drawn=True)
-    assert cli.main([*QUICK, "--architectures", "mlp", "--queries", "4", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        experiment.COMMAND.main([*QUICK, "--architectures", "mlp", "--queries", "4", "--out", str(tmp_path / "out")])
+        == 0
+    )
     assert "no plots: a plot needs matplotlib" in " ".join(capsys.readouterr().out.split())

@@ -12,14 +12,14 @@ from sectorch.data.errors import DataError, DatasetMissingError
 from sectorch.data.partition import dirichlet
 from sectorch.federated import FederationError
 from sectorch.protocols.secsv import build, federation
-from sectorch.protocols.secsv.cli import for_model, main
+from sectorch.protocols.secsv.experiment import COMMAND, for_model
 from sectorch.protocols.secsv.program import MODELS
 
 SMALL = ["--rounds", "1", "--samples", "100", "--tests", "30", "--clients", "4"]
 
 
 def test_a_run_writes_table_plot_and_json(tmp_path, capsys):
-    assert main([*SMALL, "--out", str(tmp_path), "--skip", "--protocol", "secsv"]) == 0
+    assert COMMAND.main([*SMALL, "--out", str(tmp_path), "--skip", "--protocol", "secsv"]) == 0
     shown = capsys.readouterr().out
     assert "error against plain" in shown and "SampleSkip left out" in shown
     (learned,) = [line for line in shown.splitlines() if "A client received" in line]
@@ -34,25 +34,25 @@ def test_a_run_writes_table_plot_and_json(tmp_path, capsys):
     (only,) = found["rounds"]
     assert sum(found["values"].values()) == pytest.approx(only["coalitions"][-1]["utility"] - only["nobody"])
     assert (tmp_path / "values.png").stat().st_size > 1000
-    assert main([*SMALL, "--out", str(tmp_path), "--skip", "--json"]) == 0
+    assert COMMAND.main([*SMALL, "--out", str(tmp_path), "--skip", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["values"] == found["values"] and again["products"] == found["products"], "nothing was tested again"
 
 
 def test_errors_are_one_line(tmp_path, capsys):
-    assert main([*SMALL, "--out", str(tmp_path), "--model", "cnn", "--clients", "2"]) == 1
+    assert COMMAND.main([*SMALL, "--out", str(tmp_path), "--model", "cnn", "--clients", "2"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and "need 3 clients" in err
-    assert main([*SMALL, "--out", str(tmp_path), "--data", "bank", "--data-root", str(tmp_path)]) == 1
+    assert COMMAND.main([*SMALL, "--out", str(tmp_path), "--data", "bank", "--data-root", str(tmp_path)]) == 1
     assert "bank is not on disk" in capsys.readouterr().err
-    assert main([*SMALL, "--out", str(tmp_path), "--leave", "c9:1-1"]) == 1
+    assert COMMAND.main([*SMALL, "--out", str(tmp_path), "--leave", "c9:1-1"]) == 1
     assert "clients are c1" in capsys.readouterr().err
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
     run = [*SMALL, "--out", str(tmp_path), "--protocol", "plain", "--no-plots"]
-    assert main(run) == 0
-    assert main([*run, "--rounds", "2"]) == 1
+    assert COMMAND.main(run) == 0
+    assert COMMAND.main([*run, "--rounds", "2"]) == 1
     assert "holds another run, which differs in rounds (1 there, 2 now)" in capsys.readouterr().err
 
 
@@ -60,7 +60,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
 def test_the_table_has_each_round_where_all_of_it_fits(width, shown, tmp_path, capsys, monkeypatch):
     """No cell is cut: the help's first example has ten rounds, which 80 columns do not hold."""
     monkeypatch.setenv("COLUMNS", str(width))
-    assert main([*SMALL, "--rounds", "10", "--out", str(tmp_path), "--protocol", "plain", "--no-plots"]) == 0
+    assert COMMAND.main([*SMALL, "--rounds", "10", "--out", str(tmp_path), "--protocol", "plain", "--no-plots"]) == 0
     out = capsys.readouterr().out
     assert "…" not in out and "client" in out and "value" in out
     assert ("round 10" in out) == shown != ("of each round are in results.json" in " ".join(out.split()))

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord
 from torch import nn
 
 from sectorch.protocols.perturbation import Scheme
-from sectorch.protocols.perturbation.nets import build
+from sectorch.protocols.perturbation.experiment import build
 from sectorch.protocols.perturbation.settings import Data, Settings, load
 
 

@@ -548,11 +548,11 @@ def check_edges(federated: FederationFile, roles: Roles, cast: Mapping[Party, st
 
 
 PAPERS = {
-    "capc": "protocols.capc.cli",
-    "capride": "protocols.capride.cli",
-    "perturbed-fl": "protocols.perturbation.cli",
-    "privhfl": "protocols.privhfl.cli",
-    "shapley": "protocols.secsv.cli",
+    "capc": "protocols.capc.experiment",
+    "capride": "protocols.capride.experiment",
+    "perturbed-fl": "protocols.perturbation.experiment",
+    "privhfl": "protocols.privhfl.experiment",
+    "shapley": "protocols.secsv.experiment",
 }
 """The module of each paper's `COMMAND`."""
 _EXCLUDED = ("data_root", "worker_count", "worker_kind", "yes", "out", "no_plots", "json", "debug", "controls")

@@ -1,4 +1,4 @@
-"""`CaPC`: the collaboration with its parties, settings, folders and budgets."""
+"""`CaPC`: the collaboration with its parties, settings, folders and budgets, and the command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from ...dp import Budget, BudgetFile
+from ...federated.command import Command
 from ...federated.outcome import Scores
 from ...federated.participants import FederatedExperiment
 from ...federated.run import Held, Run
@@ -17,7 +18,7 @@ from .algorithm import Asked, Inputs, capc
 from .ask import Sitting
 from .plan import Forecast, Plan, check_spent, forecast, organisations, plan, validated
 from .report import Record, Result, summary
-from .settings import Party, Settings, check, check_apart
+from .settings import CONTROLS, PRESETS, Collaboration, Party, Settings, check, check_apart, divided
 from .votes import try_on_shares
 
 
@@ -127,3 +128,32 @@ class CaPC(FederatedExperiment[Result, Party, Settings]):
     def so_far(self) -> Table:
         """The finished stages."""
         return summary(self.records().values()) if self._asked else self.stages.table()
+
+
+def _base(how: Collaboration) -> Settings:
+    return PRESETS.get(how.data, PRESETS["digits"]).settings()
+
+
+def _cast(how: Collaboration, settings: Settings) -> list[str]:
+    return [*(f"p{i}" for i in range(1, (how.parties or PRESETS.get(how.data, PRESETS["digits"]).parties) + 1)), S.name]
+
+
+COMMAND = Command(
+    "capc",
+    "Confidential and private collaborative learning (CaPC): all parties in this process, a simulation of the real\n"
+    "protocols, or one of a federation, whose roles are p1, p2, ... and S. A run that was stopped goes on when\n"
+    "started again.",
+    (
+        "sectorch capc --data digits --parties 50 --epsilon 10 --delta 1e-5 --noise gaussian --inference mpc",
+        "sectorch capc --parties 20 50 100 --inference simulated --out runs/parties      gain per party count",
+        "sectorch capc --parties 20 --plan --seed 0 1 2 3 4 --controls --inference simulated --out runs/gains",
+        "sectorch capc --parties 60 --models-each 3 --skewed --selection entropy --pool 100 --queries 50",
+        "sectorch capc --parties 5 --querying 1 --epsilon 40 --federation federation.toml --as north",
+    ),
+    Collaboration(),
+    Settings(),
+    _cast,
+    CaPC.prepared(divided),
+    _base,
+    {name: {"control": name} for name in CONTROLS},
+)

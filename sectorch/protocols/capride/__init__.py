@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from ...ckks import ReleaseLedger as ReleaseLedger
 from ...deprecation import renamed_names
-from .cli import divide, federation
-from .experiment import CaPriDe
+from .experiment import CaPriDe, divide, federation
 from .report import Result
 from .settings import CorruptedCiphertextError, DisaggregationError, ModelError, Party, Settings
 from .training import Update

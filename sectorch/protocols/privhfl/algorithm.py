@@ -30,7 +30,7 @@ class Inputs:
     """What Algorithm 1 takes: each client's data, and seed of its own draws, at the client; what is public.
 
     Attributes:
-        control: of `controls.py`, in the place of lines 8 to 13.
+        control: of `experiment.py`, in the place of lines 8 to 13.
     """
 
     names: Sequence[str]

@@ -34,9 +34,13 @@ def warm(modules: Path | None = None) -> None:
 
     torch.set_num_threads(1)
     import sectorch.network.commands.ask
-    import sectorch.network.commands.papers
     import sectorch.network.commands.serve
-    import sectorch.network.federation.command  # noqa: F401
+    import sectorch.network.federation.command
+    import sectorch.network.federation.party  # noqa: F401
+    from sectorch.network.federation.programs import PAPERS, command_of
+
+    for paper in PAPERS:
+        command_of(paper)
 
     for name in modules.read_text().split() if modules is not None and modules.exists() else []:
         with suppress(Exception):
