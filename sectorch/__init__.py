@@ -28,8 +28,7 @@ with interruptible(is_command()):
     from .session import Session
     from .tensor import PrivateTensor, Scheme, SharedTensor
     from .tensor import share_tensor as share
-    from .tensor.aggregation import aggregate, announced
-    from .tensor.holders import collect, draw, one_hot_argmax, reshare, reveal_argmax
+    from .tensor.holders import aggregate, announced, collect, draw, one_hot_argmax, reshare, reveal_argmax
     from .tensor.table import supported_ops
     from .training.checkpoints import Checkpoints
     from .training.programs import step

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.constant_time import bytes_eq
 from .choreography import Party
 from .choreography.program.projection import DealerSplit, Material, Setup, split_of
 from .choreography.program.trace import Program, Slot
-from .choreography.run.dealer_replay import DealerReplay, DealtDigest, check_recomputable
+from .choreography.run.replay import DealerReplay, DealtDigest, check_recomputable
 from .choreography.streams import SECRET_BYTES, PairKeys, derive
 from .errors import ArgumentError, FalseDealingError
 from .mpc.star.audit import Evidence, Promise, audit

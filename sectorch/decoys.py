@@ -34,8 +34,15 @@ from .choreography.ledger import Observer, sole_observer
 from .choreography.net import Compute, Draw, Move
 from .choreography.program.projection import Material, Setup, part_of
 from .choreography.program.trace import Program, Slot
-from .choreography.run.call_replay import EDGES, PHASES, CallDigests, CallReplay, message_digest
-from .choreography.run.dealer_replay import DIGEST_BYTES, check_recomputable
+from .choreography.run.replay import (
+    DIGEST_BYTES,
+    EDGES,
+    PHASES,
+    CallDigests,
+    CallReplay,
+    check_recomputable,
+    message_digest,
+)
 from .choreography.streams import SECRET_BYTES, KeyStream, PairKey, PairKeys, derive, random_secret
 from .errors import ArgumentError, DecoyError, FalseServerError, OtherAnswerError, SectorchError
 from .mpc.star.statement import DIGESTS, Statement, attest

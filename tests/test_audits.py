@@ -25,8 +25,8 @@ from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Cost, Transcript
 from sectorch.choreography.net import Move
 from sectorch.choreography.program.projection import DealerSplit
-from sectorch.choreography.run.dealer_replay import DealerReplay
 from sectorch.choreography.run.local import LocalRuntime
+from sectorch.choreography.run.replay import DealerReplay
 from sectorch.config import MOST_AUDITED, Scheme
 from sectorch.errors import ArgumentError, FalseDealingError, MaterialError, SectorchError
 from sectorch.mpc.star.audit import Promise

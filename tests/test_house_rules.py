@@ -50,7 +50,7 @@ NAMES = {
     "mpc.star.masking.Masked": "a masked value",
     "ring.jit.compiled": "a decorator",
     "sealed.py": "sealed storage is the field's term",
-    "tensor.aggregation.announced": "to be renamed",
+    "tensor.holders.announced": "to be renamed",
     "tensor.shared.py": "the file of `SharedTensor`",
     "testing.protocol_runs.Given": "exported; an input that a user gives to `check_protocol`",
     "tables.table.owned": "exported: `sectorch.owned(frame)`",

@@ -26,14 +26,13 @@ from .exchange import (
     sum_noise,
 )
 from .linalg import EncryptedMatrix, MatrixProduct, MatrixReducing, MatrixSquaring
-from .module import CKKSModule
+from .module import CKKSModule, Report, explain
 from .releases import LinearMeter, ReleaseLedger
 from .scheme.ciphertext import memory_limit
 from .scheme.encryption import flood_distance
 from .scheme.keys import Keys, OwnerKeys, PublicKeys, SecretKey, keygen
 from .scheme.seal import Parameters, choose
 from .tensor.ckks_tensor import CKKSTensor, encrypt, load, rerandomise, supported_ops
-from .tensor.explain import Report, explain
 from .tensor.layers import inner, polynomial
 
 __getattr__ = renamed_names(__name__, rerandomised="rerandomise")

@@ -25,8 +25,7 @@ from .mechanisms import (
     reachable_epsilon,
     scale_for,
 )
-from .noise import ORDERS, DiscreteGaussian, DiscreteLaplace, Noise, epsilon_of, on_grid, sampled_curve
-from .sums import GaussianShares
+from .noise import ORDERS, DiscreteGaussian, DiscreteLaplace, GaussianShares, Noise, epsilon_of, on_grid, sampled_curve
 
 __all__ = [
     "MECHANISMS",

@@ -28,7 +28,7 @@ from ..config import Scheme
 from ..deprecation import renamed_names
 from ..errors import AbortedError, ArgumentError, SectorchError
 from ..federated.parties import Parties
-from ..serving.calls import Like
+from ..serving.description import Like
 from .federation.party import Federation as _Federation
 from .identity.identity import Credentials
 from .parties.client import Connection as _Connection

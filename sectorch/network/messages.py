@@ -74,7 +74,7 @@ class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class SignedNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one party of a federation says to another through the server (`federation/proposals.py`).
+    """What one party of a federation says to another through the server (`federation/policy.py`).
 
     Attributes:
         body: JSON. key, signature: the author's Ed25519 identity key and its signature, in hexadecimal digits.

@@ -59,7 +59,6 @@ from .protocols import Finding, ProtocolFault, ProtocolReport
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _SKIPPED = (_PACKAGE, str(Path(torch.__file__).parent) + os.sep, "<")
-_SUMS = f"{_PACKAGE}tensor{os.sep}aggregation.py"
 _HOLDERS = f"{_PACKAGE}tensor{os.sep}holders.py"
 _NO_VALUES = {("guard", "key"), ("garbled_pair", "point"), ("garbled_pair", "points")}
 """Whether a result was withheld; and random points of base oblivious transfers."""
@@ -105,7 +104,7 @@ class _RecordingRuntime(LocalRuntime):
             if code.co_filename == _SHARED and code.co_name in ("reveal", "open"):
                 with torch._C.DisableTorchFunctionSubclass():
                     shape = tuple(frame.f_locals["self"].shape)  # the shape without the flags of the range check
-            if code.co_filename == _SUMS and code.co_name == "aggregate":
+            if code.co_filename == _HOLDERS and code.co_name == "aggregate":
                 shape = tuple(frame.f_locals["first"].shares.shape)
             if code.co_filename == _HOLDERS and code.co_name == "reveal_argmax":
                 shape = tuple(frame.f_locals["x"].shares.shape[:-1])

@@ -16,7 +16,7 @@ from sectorch.cli.command import require
 from sectorch.data import DataError, DatasetMissingError, load
 from sectorch.federated import CheckpointError, FederationError, PlotError, Study, Watch
 from sectorch.protocols.capride import CaPriDe, Settings, algorithm, divide, experiment, federation, training
-from sectorch.protocols.capride.report import epsilon
+from sectorch.protocols.capride.experiment import epsilon
 
 CLEAR = Settings(rounds=2, warmup=2, encrypted=False, head_rank=3, directions=4, leakage=None)
 QUICK = ["--simulate", "--samples", "48", "--warmup", "1", "--rounds", "1", "--head-rank", "3"]

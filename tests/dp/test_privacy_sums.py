@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 from scipy.stats import kstest, norm
 
-from sectorch.dp import ORDERS, DiscreteGaussian, GaussianShares, PrivacyError, epsilon_of, sums
+from sectorch.dp import ORDERS, DiscreteGaussian, GaussianShares, PrivacyError, epsilon_of, noise
 from sectorch.dp.noise import gaussian_curve
 from sectorch.errors import (
     ArgumentError,
@@ -165,7 +165,7 @@ def test_a_unit_moves_what_is_sent_by_its_clip_at_most(numbers, clip, frac_bits,
     shares = GaussianShares(clip, clip, 3, frac_bits=frac_bits)
     x = torch.tensor(numbers, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums, "on_grid", lambda sigma, shape, bits: torch.zeros(*shape, dtype=torch.int64))
+        patch.setattr(noise, "on_grid", lambda sigma, shape, bits: torch.zeros(*shape, dtype=torch.int64))
         alone = shares.encode(x)
         moved = shares.encode(*([x] * units)) - shares.encode(*([x] * (units - 1)), -x)
     square = lambda words: sum(int(n) ** 2 for n in words)

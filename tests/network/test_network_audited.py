@@ -17,8 +17,8 @@ import sectorch
 from sectorch import errors
 from sectorch.audits import _Here
 from sectorch.choreography import Phase
-from sectorch.choreography.run.dealer_replay import DealerReplay
 from sectorch.choreography.run.party import PartyRuntime
+from sectorch.choreography.run.replay import DealerReplay
 from sectorch.config import Scheme
 from sectorch.mpc.star.audit import Promise
 from sectorch.network import answer

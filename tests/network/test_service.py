@@ -28,9 +28,15 @@ from sectorch.network.federation import service as starts
 from sectorch.network.federation import service as ups
 from sectorch.network.federation.config import credentials, read_federation, read_party_config
 from sectorch.network.federation.party import Federation
-from sectorch.network.federation.policy import AcceptancePolicy
+from sectorch.network.federation.policy import (
+    AcceptancePolicy,
+    Proposal,
+    ProposalNote,
+    open_note,
+    proposal_of,
+    sign_note,
+)
 from sectorch.network.federation.programs import source_of
-from sectorch.network.federation.proposals import Proposal, ProposalNote, open_note, proposal_of, sign_note
 from sectorch.network.federation.service import PartyService, ProgramStart, describe_proposal
 from sectorch.network.messages import Delivery, SignedNote
 

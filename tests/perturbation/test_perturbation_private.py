@@ -10,7 +10,7 @@ from cases import long
 from scipy.stats import norm
 from torch import nn
 
-from sectorch.dp import GaussianShares, PrivacyError, epsilon_of, sums
+from sectorch.dp import GaussianShares, PrivacyError, epsilon_of, noise
 from sectorch.dp.noise import gaussian_curve
 from sectorch.errors import ArgumentError, MaskError
 from sectorch.federated.watch import Watch
@@ -95,8 +95,8 @@ def test_a_record_is_found_as_often_as_the_noise_allows(seed, monkeypatch):
     model, trials, drawn = net(5), 300, []
     shares = GaussianShares(0.05, 0.05, honest=2, colluding=1, frac_bits=32)
     scheme, won, distances = Scheme(model, private=shares), 0, []
-    real = sums.on_grid
-    monkeypatch.setattr(sums, "on_grid", lambda *how: drawn.append(real(*how)) or drawn[-1])
+    real = noise.on_grid
+    monkeypatch.setattr(noise, "on_grid", lambda *how: drawn.append(real(*how)) or drawn[-1])
     generator, record = torch.Generator().manual_seed(seed), 3 * torch.ones(1, 6, dtype=torch.float64)
     for _ in range(trials):
         noisy, key = scheme.perturb(model.state_dict())

@@ -19,7 +19,7 @@ from sectorch.federated import FederationError
 from sectorch.federated.outcome import Received, merged
 from sectorch.federated.participants import build
 from sectorch.protocols.privhfl import Settings, plain_query, secure_query, settings, soft_labels
-from sectorch.protocols.privhfl.report import statement
+from sectorch.protocols.privhfl.experiment import statement
 
 NETS = ("vgg7-small", "resnet8-small", "resnet10-small")
 

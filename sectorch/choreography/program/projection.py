@@ -708,7 +708,7 @@ class DealerSplit:
         """Take the dealer's half, and return the values to keep.
 
         Args:
-            runtime: a `DealerReplay` (`run/dealer_replay.py`), which makes all draws at once: they are kept anyway.
+            runtime: a `DealerReplay` (`run/replay.py`), which makes all draws at once: they are kept anyway.
         """
         drawn = runtime.draw_all(self._draws, call)
         values = take(self._mine, runtime, call, {**settled, **dict(zip(self._drawn, drawn, strict=True))})

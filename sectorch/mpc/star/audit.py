@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ...choreography import Message, Net, leaf, protocol
 from ...choreography.located import compute, with_shapes
-from ...choreography.run.dealer_replay import DIGEST_BYTES
+from ...choreography.run.replay import DIGEST_BYTES
 from ...choreography.streams import SECRET_BYTES
 from ...errors import FalseDealingError
 from .key_agreement import SIGNATURE_BYTES

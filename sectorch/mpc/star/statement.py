@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ...choreography import Message, Net, Phase, protocol
 from ...choreography.located import with_shapes
-from ...choreography.run.call_replay import EDGES, PHASES
-from ...choreography.run.dealer_replay import DIGEST_BYTES
+from ...choreography.run.replay import DIGEST_BYTES, EDGES, PHASES
 from ...errors import FalseServerError
 from .key_agreement import KEY_BYTES, SIGNATURE_BYTES
 

@@ -19,7 +19,7 @@ from ...cli.command import writable
 from ...errors import ArgumentError, DtypeError
 from ...nn.inputs import Inputs
 from ...nn.remote_program import RemoteProgram
-from ...serving.calls import match_named
+from ...serving.description import match_named
 
 Given = torch.Tensor | dict[str, torch.Tensor]
 KINDS = (".npy", ".npz", ".safetensors")

@@ -54,9 +54,9 @@ from ..wire.channel import copy_error
 from ..wire.fair_queue import FairQueue
 from .config import FederationFile, PartyConfig
 from .party import Federation
-from .policy import AcceptancePolicy, AcceptedRun
-from .programs import PAPERS, cast_of, command_of, dry_run_program, settings_of, source_of
-from .proposals import (
+from .policy import (
+    AcceptancePolicy,
+    AcceptedRun,
     Begin,
     Cancel,
     Proposal,
@@ -69,6 +69,7 @@ from .proposals import (
     proposal_of,
     sign_note,
 )
+from .programs import PAPERS, cast_of, command_of, dry_run_program, settings_of, source_of
 from .reveals import Ledger, word_counts
 
 log = logging.getLogger("sectorch.federation")

@@ -42,7 +42,7 @@ from ...nn.inputs import Inputs
 from ...nn.module import describe_inputs
 from ...nn.remote_program import Kind
 from ...ring import check_encodable
-from ...serving.calls import Like, like_inputs, match_call
+from ...serving.description import Like, like_inputs, match_call
 from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.commitment import signer_of
@@ -549,7 +549,7 @@ class RemoteModel:
         """Run the offline phase of `count` later calls with such inputs, and store its material.
 
         Args:
-            inputs: see `serving.calls.like_inputs`; only their shapes are used.
+            inputs: see `serving.description.like_inputs`; only their shapes are used.
             progress: called after each call.
 
         Raises:
@@ -600,7 +600,7 @@ class RemoteModel:
         return counts
 
     def prepared_calls(self, inputs: Like) -> int:
-        """The number of prepared calls with such inputs; see `serving.calls.like_inputs`."""
+        """The number of prepared calls with such inputs; see `serving.description.like_inputs`."""
         inputs = like_inputs(self.served, inputs)
         with self._lock:
             opened = next(iter(self._sessions.values()), None) or self._current_session()

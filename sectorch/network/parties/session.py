@@ -63,7 +63,7 @@ from ...nn.remote_program import Kind, RemoteProgram
 from ...serving.description import load_program
 from ...session import Members, Q, S, Session, answering_parties
 from ...tensor import Scheme, SharedTensor
-from ...tensor.aggregation import aggregate
+from ...tensor.holders import aggregate
 from ..log import learned_description, query, step
 from ..memory import NO_MEMORY, MemoryBound, busy_without_memory, is_out_of_memory
 from ..messages import Aggregate, ModelQuery, NumberFormat, Predict, Prepare, StoredCall, message_form

@@ -10,9 +10,8 @@ Parties, models and data may be your own: see `Party`.
 from __future__ import annotations
 
 from .ask import Answer, Panel, SimulatedPanel, Voter
-from .experiment import CaPC
+from .experiment import CaPC, Record, Result
 from .plan import Forecast, Plan, plan
-from .report import Record, Result
 from .settings import PRESETS, Collaboration, Party, Settings, TooFewVotersError, collaboration
 
 __all__ = [

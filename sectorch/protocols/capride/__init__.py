@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from ...ckks import ReleaseLedger as ReleaseLedger
 from ...deprecation import renamed_names
-from .experiment import CaPriDe, divide, federation
-from .report import Result
+from .experiment import CaPriDe, Result, divide, federation
 from .settings import CorruptedCiphertextError, DisaggregationError, ModelError, Party, Settings
 from .training import Update
 

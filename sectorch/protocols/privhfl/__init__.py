@@ -10,9 +10,8 @@ may be your own: each is a `sectorch.federated.Participant`.
 
 from __future__ import annotations
 
-from .experiment import PrivHFL
+from .experiment import PrivHFL, Result
 from .query import plain_query, secure_query, soft_labels
-from .report import Result
 from .settings import PRESETS, Settings, federation
 
 __all__ = [

@@ -25,7 +25,7 @@ from ...nn.inputs import Inputs
 from ...nn.module import SecureModule, ranges, record_program, secure
 from ...session import Session
 from ...tensor import SharedTensor, share_tensor
-from ...tensor.aggregation import aggregate
+from ...tensor.holders import aggregate
 
 
 @dataclass
