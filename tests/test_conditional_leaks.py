@@ -175,6 +175,26 @@ def test_a_million_answers_by_keys_are_one_answer(name: str, network: str, rows:
     of_one_question_by_keys(name, network, rows)
 
 
+def of_one_question_by_numbers(name: str, rows: int) -> None:
+    """In calls so small that borrows are numbers at once."""
+    model, x = net(name)
+    with sectorch.profile() as profile:
+        answers(name, 1 << 10)
+    assert any("borrow_as_number" in line.path for line in profile.ledger)
+    assert torch.equal(answers(name, rows, piece=1 << 10).unique(dim=0), sectorch.reference(model)(x))
+
+
+@pytest.mark.parametrize("name", ["tiny", "narrow_smooth"])
+def test_answers_by_numbers_are_one_answer(name: str):
+    of_one_question_by_numbers(name, 2048)
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("name", ["tiny", "narrow_smooth"])
+def test_a_million_answers_by_numbers_are_one_answer(name: str):
+    of_one_question_by_numbers(name, 1_000_000)
+
+
 @pytest.mark.sectorch_long
 @pytest.mark.parametrize(("name", "network", "rows"), MANY)
 def test_a_million_answers_to_one_question_are_one_answer(name: str, network: str, rows: int):
