@@ -450,9 +450,10 @@ class SecureModule(InferenceModule):
     def _in_first_form(self, inputs: Inputs) -> Inputs:
         """The inputs in the form of the first call with the same values of the parameters, by place or by name.
 
-        One program and one stock of material then serve both.
+        One program and one stock of material then serve both, but where a hook of the module sees which it is.
         """
-        found = None if self._served is not None else inputs.arguments(self.plain.forward)
+        hooked = self.plain._forward_pre_hooks or self.plain._forward_hooks
+        found = None if self._served is not None or hooked else inputs.arguments(self.plain.forward)
         if found is None:
             return inputs
         arguments, names = found

@@ -498,6 +498,7 @@ def _sum(call: OperatorCall, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     marks: list[Infinite | None] = []
     dtype = _result_dtype(input, other)
     least = ABSORBS_WIDE if dtype == torch.float64 else ABSORBS
+    least = least if dtype.is_floating_point else math.inf  # whole numbers have no digits to lose
     for term in terms:
         mark = call.put(term, dtype if dtype.is_floating_point else torch.float32)[0]
         marks.append(mark if mark is None or signs[len(marks)] > 0 else negated_infinite(mark))

@@ -95,7 +95,9 @@ def convert(context: Context, x: SharedTensor, dtype: torch.dtype) -> Any:
     whole = with_dtype(x, torch.int64)
     if most.bits < 63 and (known is None or x.bound is None or x.bound > most.max or not most.min):
         require(context, whole, most.min, most.max + 1)
-    return with_dtype(x, dtype)
+        if whole.bound is not None:
+            whole.bound = min(whole.bound, most.max + 1.0)
+    return with_dtype(whole, dtype)
 
 
 @implements("frac", torch.frac, T.frac, in_place=(T.frac_, torch.frac_), note="exact")

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import numpy as np
@@ -47,7 +47,7 @@ from ..errors import (
 )
 from ..ring import HEADROOM_BITS, encode
 from .secret import PrivateTensor, Scheme, SecretTensor, bypassed_dispatch, dtype_of, set_dispatch
-from .shared import ComplexShared, SharedTensor, apply_rule, mask_beyond_range
+from .shared import ComplexShared, SharedTensor, apply_rule, largest_of, mask_beyond_range
 from .table import (
     BEFORE,
     COMPLEX,
@@ -346,6 +346,7 @@ def _operate(func: Callable, args: tuple, kwargs: dict, leaves: list) -> Any:
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if shared and DEPTH.get() == 0:
+        _refuse_wrapped_numbers(func, args, kwargs)
         result = apply_rule(context, func, ROW_OF[func].name, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -378,6 +379,8 @@ def _compute(
         isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta)
     )
     handler = COMPLEX.get(func, HANDLER[func]) if in_complex else HANDLER[func]
+    if DEPTH.get() == 0:
+        _fit_dtypes(context, row, args, secrets, meta)
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = DEPTH.set(DEPTH.get() + 1)
     try:
@@ -409,6 +412,92 @@ def _compute(
     _assign(target, result)
     _write_through(target, views_of_target)
     return target
+
+
+# Whole numbers of a dtype. A result that its dtype does not hold is kept as it is, with a bound above the dtype's: it
+# equals torch's modulo 2^bits, which is all that sums and a revealed tensor need. Before another operation reads it, it
+# is brought into the dtype's range.
+
+
+_LINEAR = frozenset(("add", "sub", "rsub", "neg", "sum", "cumsum", "cat", "stack"))
+"""Rows whose results modulo 2^bits follow from their operands modulo 2^bits, beside those that move elements."""
+_MOVES = frozenset((
+    "cat", "stack", "clone", "flip", "roll", "repeat", "tile", "repeat_interleave", "gather", "index_select", "take",
+    "take_along_dim", "masked_select", "where", "tril", "triu", "diag", "diag_embed", "rot90", "hstack", "vstack",
+    "dstack", "column_stack", "pad", "constant_pad_nd", "setitem", "copy", "index_put", "index_copy", "masked_fill",
+    "index_fill", "fill", "masked_scatter", "max", "min", "amax", "amin", "aminmax", "maximum", "minimum", "sort",
+    "topk", "kthvalue", "median", "msort", "cummax", "cummin", "clamp", "clamp_min", "clamp_max", "relu", "sign", "to",
+    "positive", "max_pool1d", "max_pool2d",
+))  # fmt: skip
+"""Rows whose results are elements of their operands, or lie between them, and so in their dtype if these are."""
+_TAKES = frozenset(("clone", "flip", "roll", "repeat", "tile", "tril", "triu", "diag", "diag_embed", "rot90"))
+"""Those of them that read one operand and compare nothing."""
+
+
+_TAKES_NUMBERS = frozenset((
+    "div", "floor_divide", "remainder", "fmod", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "isin",
+    "eq", "ne", "lt", "le", "gt", "ge",
+))  # fmt: skip
+"""Rows for which torch takes a number modulo 2^bits of a tensor of whole numbers: 255 for -1 beside uint8."""
+
+
+def _refuse_wrapped_numbers(func: Callable, args: tuple, kwargs: dict) -> None:
+    """Refuse a number that the tensors' dtype does not hold, where torch's result would not be that of the number."""
+    name = ROW_OF[func].name
+    if name not in _TAKES_NUMBERS or (name == "div" and kwargs.get("rounding_mode") is None):
+        return
+    leaves = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if not isinstance(leaf, bool)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = reduce(torch.promote_types, [x.dtype for x in tensors if x.dim()] or [x.dtype for x in tensors])
+        numbers_ = [x for x in leaves if isinstance(x, int)]
+        numbers_ += [int(x) for x in tensors if not isinstance(x, SecretTensor) and not x.dim() and not _fractions(x)]
+    if dtype.is_floating_point or dtype == torch.bool:
+        return
+    info = torch.iinfo(dtype)
+    for number in numbers_:
+        if not info.min <= number <= info.max:
+            raise DtypeError(
+                f"{spell(func)}: {dtype} does not hold {number}, and torch would take it modulo 2^{info.bits}; use "
+                f"x.long() first"
+            )
+
+
+def _fractions(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex() or x.is_meta
+
+
+def _note_overflow(x: SharedTensor, dtype: torch.dtype) -> None:
+    """Put the bound of a computed tensor above its dtype's range if elements may lie outside of it."""
+    if x.bound is None or dtype.is_floating_point or dtype in (torch.bool, torch.int64):
+        return
+    most = torch.iinfo(dtype).max
+    if x.bound > most or not dtype.is_signed:
+        x.bound = max(x.bound, most + 2.0)
+
+
+def _fit_dtypes(context: Context, row: OpRow, args: tuple, secrets: list, meta: Any) -> None:
+    """Bring operands into the range of their dtypes, in place, where the operation's result depends on it."""
+    for x in secrets:
+        if not isinstance(x, SharedTensor) or x.bound is None:
+            continue
+        dtype = dtype_of(x)
+        if dtype.is_floating_point or dtype in (torch.bool, torch.int64) or x.bound <= largest_of(dtype):
+            continue
+        keeps = row.name in _LINEAR or (row.view and x is args[0]) or row.name in _TAKES
+        if not (keeps and all(m.dtype == dtype for m in pytree.tree_leaves(meta) if isinstance(m, torch.Tensor))):
+            _fit_dtype(context, x, dtype)
+
+
+def _fit_dtype(context: Context, x: SharedTensor, dtype: torch.dtype) -> None:
+    """x modulo 2^bits, in its dtype's range, by one truncation: x - 2^bits floor((x - least) / 2^bits)."""
+    info = torch.iinfo(dtype)
+    with context.session.operation(context.party) as net, created_on(context.session.device):
+        before = len(net.state(RaisedFlags))
+        floored = HANDLER[torch.floor](context, x.like(x.shares - info.min, info.bits, cast(float, x.bound) - info.min))
+        x.shares = x.shares - (floored.shares << info.bits)
+        x.bound = largest_of(dtype)
+        x.flags = (*x.flags, *net.state(RaisedFlags)[before:])
 
 
 def _run_handler(
@@ -582,6 +671,8 @@ def _wrap(context: Context, row: OpRow, result: Any, meta: Any, given: list, ret
             )
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
+        if DEPTH.get() == 1 and not (row.view or row.name in _MOVES):
+            _note_overflow(made, meta.dtype)
         if row.view or row.name in GIVEN:
             made.given = all(x.given for x in given if isinstance(x, SharedTensor))
         if scale_bits == result.scale_bits:

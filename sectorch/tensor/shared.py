@@ -451,6 +451,11 @@ def _decode_opened(x: SharedTensor, opened: Value, scale_bits: int, dtype: torch
     if mark is None:
         return compute(decode, opened, scale_bits, dtype)
     if any(v is not None and math.isnan(v) for v in (mark.low, mark.high)):
+        if not dtype.is_floating_point:
+            raise FixedPointRangeError(
+                "a result may hold whole numbers beyond the range of fixed point, which keep no digits; take "
+                "Scheme(frac_bits=1, limit_bits=59), or add large numbers after revealing"
+            )
         raise FixedPointRangeError(
             "a result may hold numbers beyond the range of fixed point that do not all stand for the same one, and "
             "which of them it is nobody knows; fill with one number, or with one that is in the range (-1e4, say)"
@@ -468,6 +473,8 @@ def decode_infinite(
             found = elements == sign * round(size * 2.0**scale_bits)
             if dtype.is_floating_point:
                 value = torch.tensor(float(text), dtype=torch.float64).to(dtype)
+            elif dtype == torch.bool:
+                value = torch.tensor(True)
             else:  # 2^63, as a float has the largest number, is one too many
                 least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
                 value = torch.tensor(max(least, min(most, int(float(text)))), dtype=dtype)
@@ -623,7 +630,7 @@ def share_tensor(
     (holder,) = session.parties_named(owner, party)
     if x.is_meta and session.present(holder):
         raise ArgumentError(f"'{name}' of {holder.name}, which is here, has no content; give share() the tensor")
-    bound = bound_of_limit(limit, scheme, scale_bits, range_limit(scheme.frac_bits))
+    bound = bound_of_limit(limit, scheme, scale_bits, min(range_limit(scheme.frac_bits), largest_of(x.dtype)))
     facts = (tuple(x.shape), x.dtype, holder.name, name, limit, str(scheme))
     session.agreement.note(party, "share", facts)
     with session.operation(party) as net:
@@ -637,6 +644,13 @@ def share_tensor(
         made.given = True
         looked_at = scheme.verified and holder in (session.Q, *session.owners)
         return _check_bound(made, bound) if looked_at and bound is not None else made
+
+
+def largest_of(dtype: torch.dtype) -> float:
+    """A number above which no magnitude of the dtype lies: 2^7 for int8, 2^8 for uint8, infinity for fractions."""
+    if dtype.is_floating_point or dtype == torch.bool:
+        return math.inf
+    return torch.iinfo(dtype).max + 1.0
 
 
 def _check_bound(x: SharedTensor, bound: float) -> SharedTensor:
