@@ -18,11 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sectorch
-from sectorch.choreography import PROTOCOLS
+from sectorch.choreography import PROTOCOLS, Phase
 from sectorch.choreography.ledger import Transcript
-from sectorch.choreography.net import Header, Move, Sent
+from sectorch.choreography.net import Draw, Header, Move, Sent
+from sectorch.choreography.roles import STAR
 from sectorch.errors import FalseServerError
+from sectorch.mpc.star import linear
 from sectorch.ring import products
+from sectorch.testing import Given
+from sectorch.testing.joint_knowledge import Views
+from sectorch.testing.outcomes import Outcomes
+from sectorch.testing.protocol_runs import Case, Draws, Protocol, place_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "integrity.py"
 BIT_63 = torch.tensor(-(1 << 63))
@@ -121,6 +127,94 @@ def test_what_s_and_a_receive_is_uniform(example, size):
         bits = data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
         share, count = bits.double().mean(0), len(data)
         assert ((share - 0.5).abs() <= 3 / math.sqrt(count)).all(), line.label  # six standard deviations
+
+
+# What S sees: for each run with one secret exactly one with any other shows it the same.
+
+MASKS = {"omega_masked": "a", "v_S": "v_A", "tag": "key", "c_A": "r_A", "sums": "z", "more": "z", "masked_A": "alpha_A",
+         "e_A": "b_A", "c": "rho_A"}  # fmt: skip
+"""The draw of Q and A that hides each message to S."""
+
+
+class MovedDraws(Draws):
+    """The draws of a run, of which some are moved."""
+
+    def __init__(self, draws: Draws):
+        self._draws, self.moves = draws, dict[str, list[Callable[[torch.Tensor], torch.Tensor]]]()
+
+    def words(self, place: Any, count: int) -> torch.Tensor:
+        found = self._draws.words(place, count)
+        for move in self.moves.get(repr(place), ()):
+            found = move(found)
+        return found
+
+
+def layer_under_test(example, name: str, sigma: int) -> Protocol:
+    product, x, omega = layer_of(name)
+    layer = lambda net, x, omega: example.checked_layer(
+        net, net.setup, product, x, linear.mask_weight(net.setup, omega), sigma
+    )
+    given = [Given("Q", tuple(x.shape)), Given("A", tuple(omega.shape), phase=Phase.SETUP)]
+    return Protocol(layer, given, STAR, 1)
+
+
+def move_to(example, protocol: Protocol, at: int, found: torch.Tensor, wanted: torch.Tensor, draws: MovedDraws) -> None:
+    """Move the mask of S's message number `at` so that the message is `wanted`."""
+    headers = [h for h in protocol.program.messages if h.dst.role == "S"]
+    header, name = headers[at], MASKS[headers[at].label]
+    alike = [h for h in headers[:at] if h.path == header.path and MASKS.get(h.label) == name]
+    steps = [(node.step, number < len(protocol.program.setup)) for number, node in enumerate(protocol.program.nodes)]
+    places = [place_of(step, setup) for step, setup in steps
+              if isinstance(step, Draw) and step.path == header.path and step.name.endswith(f"/{name}")
+              and {p.role for p in step.owners} == {"Q", "A"}]  # fmt: skip
+    start = sum(h.shape.numel() for h in alike) if name == "alpha_A" else 0
+    place = places[0 if name == "alpha_A" else len(alike)]
+    if header.dtype == torch.uint8:
+        difference = example.minus(example.unpacked(wanted), example.unpacked(found))
+        move = lambda w: example.plus(w.view(difference.shape), difference).reshape(-1)
+    else:
+        of_bits = header.protocol in ("deal_bits", "authenticate_bits", "checked_sign", "checked_select")
+        difference = ((wanted ^ found) if of_bits else (wanted - found)).reshape(-1)
+        own = slice(start, start + len(difference))
+
+        def move(w):
+            w = w.clone()
+            dealt = not of_bits and header.label == "v_S"  # v - v_A
+            w[own] = w[own] ^ difference if of_bits else w[own] - difference if dealt else w[own] + difference
+            return w
+
+    draws.moves.setdefault(repr(place), []).append(move)
+
+
+@pytest.mark.parametrize(("name", "sigma"), [("one row", 40), *long(("one row", 8), ("pictures", 8), ("groups", 40))])
+def test_what_s_sees_is_the_same_for_any_two_secrets(example, name, sigma):
+    """Draws of Q and A are moved until S is sent the same, bit for bit: S's view has one distribution for both.
+
+    Each message has a draw of its own, which hides it. The draws of a layer of ANDs change what is dealt for it, and
+    that the next layer: so it takes a pass for each layer, and one for what comes after them.
+    """
+    protocol = layer_under_test(example, name, sigma)
+    _, x, omega = layer_of(name)
+    sent = lambda inputs, draws: [v for h, v in protocol.play(inputs, draws).messages if h.dst.role == "S"]
+    for seed, other in enumerate(([x + 3, omega], [-x, omega + 1], [torch.zeros_like(x), -omega])):
+        draws = Draws(seed)
+        first, moved = sent([x, omega], draws), MovedDraws(draws)
+        for at, wanted in [*enumerate(first)] * 4:
+            if not torch.equal(found := sent(other, moved)[at], wanted):
+                move_to(example, protocol, at, found, wanted, moved)
+        assert all(map(torch.equal, sent(other, moved), first)), "every message, the seal included"
+        assert moved.moves
+
+
+@pytest.mark.parametrize("party", ["S", *long("A")])
+def test_check_protocol_accuses_no_sound_layer(example, party):
+    """It did, by 148 rows of codes that are functions of 24 opened bits, and that it took for as many experiments."""
+    product = products.Linear()
+    layer = lambda net, x, w: example.checked_layer(net, net.setup, product, x, linear.mask_weight(net.setup, w), 8)
+    given = [Given("Q", (6, 5), -(1 << 20), 1 << 20), Given("A", (4, 5), -(1 << 18), 1 << 18, phase=Phase.SETUP)]
+    case = Case.of(layer, given, lambda x, w: product(x, w, None).clamp(min=0), {"elementwise": False, "pairs": 1})
+    outcomes = Outcomes(case.trace(), case)
+    assert list(Views(outcomes.protocol, outcomes).check({party})) == []
 
 
 # What S can send.

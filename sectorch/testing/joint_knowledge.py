@@ -26,6 +26,7 @@ from .outcomes import (
     Outcomes,
     Pair,
     Values,
+    columns_differ,
     distinguishable,
     histogram,
     not_uniform,
@@ -57,6 +58,25 @@ def element_bits(value: torch.Tensor, n: int) -> torch.Tensor | None:
     if value.numel() and value.dim() and value.shape[-1] % words == 0 and value.dtype == torch.int64:
         return value.reshape(-1, words)
     return None
+
+
+def in_columns(value: torch.Tensor, n: int) -> np.ndarray | None:
+    """A value of n experiments as [k, columns] whose columns are independent; None if it is not aligned with them."""
+    lined = element_bits(value, n)
+    if lined is None:
+        return None
+    found = lined.contiguous().numpy()
+    return found if lined.shape[-1] == n else found.view(np.uint8)  # eight elements of packed bits
+
+
+def tells_apart(one: torch.Tensor, other: torch.Tensor, n: int) -> str:
+    """How a value of n experiments tells two secrets apart, in words; empty if it does not."""
+    text = distinguishable(*(v.contiguous().numpy().reshape(-1) for v in (one, other)))
+    return text if text and _columns_differ(in_columns(one, n), in_columns(other, n)) else ""
+
+
+def _columns_differ(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is None or other is None or columns_differ(one, other)
 
 
 def rows_of(known: KnownValue, n: int, places: Iterable[int]) -> Iterator[tuple[np.ndarray, str]]:
@@ -351,7 +371,7 @@ class JointView:
         first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
         for (name, a), (_, b) in zip(_sums_of_two(first, party), _sums_of_two(second, party), strict=False):
             self.tests += 10
-            if text := distinguishable(a, b):
+            if text := tells_apart(a, b, self._n):
                 said, share = self._sentence_of_sum(party, name)
                 return LeakFinding(self._tells_apart(party, one, other, f" by {name}: {text}{said}"), share)
         return LeakFinding()
@@ -361,7 +381,7 @@ class JointView:
             return "", 0.5
         inputs, run = self._sentences.random_run()
         value = next(v for said, v in _sums_of_two(run, party) if said == name)
-        return self._sentences.of_values([KnownValue(name, "received", torch.from_numpy(value))], inputs)
+        return self._sentences.of_values([KnownValue(name, "received", value)], inputs)
 
     def _products(self, party: str, one: Values, other: Values) -> LeakFinding:
         """Test each message plus or minus a product of two known values, or of these less the first secret."""
@@ -374,7 +394,7 @@ class JointView:
             shares = _ones(a), _ones(b)
             both = ((shares[0] + shares[1]) / 2).clip(1 / a.numel(), 1 - 1 / a.numel())
             sigmas = np.abs(shares[0] - shares[1]) / np.sqrt(2 * both * (1 - both) / a.numel())
-            if sigmas.max() > SIGMAS + 1:
+            if sigmas.max() > SIGMAS + 1 and _columns_differ(in_columns(a, self._n), in_columns(b, self._n)):
                 at = int(sigmas.argmax())
                 said = f" by {name}: bit {at} of it is one in {shares[0][at]:.1%} and in {shares[1][at]:.1%}"
                 return LeakFinding(self._tells_apart(party, one, other, said))
@@ -386,7 +406,7 @@ class JointView:
         every = (_sums_with_steps(self._steps, run, party, one) for run in (first, second))
         for (name, a), (_, b) in itertools.islice(zip(*every, strict=False), MOST_STEPS):
             self.tests += 10
-            if text := distinguishable(a, b):
+            if text := tells_apart(a, b, self._n):
                 return LeakFinding(self._tells_apart(party, one, other, f" by {name}: {text}"))
         return LeakFinding()
 
@@ -552,7 +572,7 @@ def _words(run: ProtocolRun, party: str, *hows: str) -> list[KnownValue]:
     return [k for k in run.known[party] if k.how in hows and k.value.dtype in (torch.int64, torch.int32)]
 
 
-def _sums_of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, np.ndarray]]:
+def _sums_of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Sums and differences of a message and another value of its receiver, element by element."""
     known = _words(run, party, "drawn", "brought", "received", "opened")
     known += _words(run, party, "computed")
@@ -565,7 +585,7 @@ def _sums_of_two(run: ProtocolRun, party: str) -> Iterator[tuple[str, np.ndarray
     ]  # fmt: skip
     for k, other in pairs[:MOST_SUMS]:
         for sign, value in (("+", k.value + other.value), ("-", k.value - other.value)):
-            yield f"{k.name} {sign} {other.name}", value.contiguous().numpy().reshape(-1)
+            yield f"{k.name} {sign} {other.name}", value
 
 
 def _sums_with_products(run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, torch.Tensor]]:
@@ -585,7 +605,9 @@ def _sums_with_products(run: ProtocolRun, party: str, secret: Values) -> Iterato
         yield f"{message.name} - {one} * {other}", message.value - product
 
 
-def _sums_with_steps(steps: Sequence, run: ProtocolRun, party: str, secret: Values) -> Iterator[tuple[str, np.ndarray]]:
+def _sums_with_steps(
+    steps: Sequence, run: ProtocolRun, party: str, secret: Values
+) -> Iterator[tuple[str, torch.Tensor]]:
     """A message plus or minus the result of a step on two values, or on these less a guess of an input."""
     opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
     less = [(f"({name} - {v})", value - v) for name, value in opened for v in dict.fromkeys(secret) if v]
@@ -598,10 +620,7 @@ def _sums_with_steps(steps: Sequence, run: ProtocolRun, party: str, secret: Valu
             for message in messages:
                 if message.value.shape == made.shape:
                     for sign, value in (("+", message.value + made), ("-", message.value - made)):
-                        yield (
-                            f"{message.name} {sign} a step of {one} and {other}",
-                            value.contiguous().numpy().reshape(-1),
-                        )
+                        yield f"{message.name} {sign} a step of {one} and {other}", value
 
 
 def _ones(value: torch.Tensor) -> np.ndarray:
@@ -730,16 +749,17 @@ class Views:
         return [self._together[values]]
 
     def _messages(self, party: str, one: Values, other: Values) -> Iterator[tuple[str, str]]:
-        views = [_received_values(self._of(values, self._runs)[: self._runs], party) for values in (one, other)]
+        n = self._n if self._outcomes.elementwise else 1
+        views = [_received_values(self._of(values, self._runs)[: self._runs], party, n) for values in (one, other)]
         first, second = self._sentences.secret(one), self._sentences.secret(other)
         for name in sorted(views[0].keys() | views[1].keys()):
             if name not in views[0] or name not in views[1]:
                 yield name, f"{party} is sent {name} for one of {first}, {second} only"
                 continue
-            (a, shows), (b, _) = views[0][name], views[1][name]
+            (a, in_a, shows), (b, in_b, _) = views[0][name], views[1][name]
             self._tests += 2 * (a.dtype.itemsize * 9 + 2)
             text = distinguishable(a, b)
-            if text:
+            if text and _columns_differ(in_a, in_b):
                 said = f"{party} tells {first} and {second} apart by {name}: {text}"
                 yield name, said + self._sentence(party, name)
             elif self._uniform and not shows:
@@ -762,12 +782,32 @@ def _runs_of(protocol: Protocol) -> int:
     return min(RUNS, max(128, VALUES // max(sizes, default=1)))
 
 
-def _received_values(runs: Sequence[ProtocolRun], party: str) -> dict[str, tuple[np.ndarray, str]]:
-    found: dict[str, list[np.ndarray]] = {}
+def _received_values(
+    runs: Sequence[ProtocolRun], party: str, n: int
+) -> dict[str, tuple[np.ndarray, np.ndarray | None, str]]:
+    """What a party receives by name, in runs of n experiments: all values, the same in columns, and what they show."""
+    found: dict[str, list[list[torch.Tensor]]] = {}
     shows: dict[str, str] = {}
     for run in runs:
+        here: dict[str, list[torch.Tensor]] = {}
         for k in run.known[party]:
             if k.how == "received" and k.value.numel():
-                found.setdefault(k.name, []).append(k.value.contiguous().numpy().reshape(-1))
+                here.setdefault(k.name, []).append(k.value.contiguous())
                 shows[k.name] = k.shows
-    return {name: (np.concatenate(parts), shows[name]) for name, parts in found.items()}
+        for name, values in here.items():
+            found.setdefault(name, []).append(values)
+    flat = {name: np.concatenate([v.numpy().reshape(-1) for values in parts for v in values])
+            for name, parts in found.items()}  # fmt: skip
+    return {name: (flat[name], _side_by_side(parts, n), shows[name]) for name, parts in found.items()}
+
+
+def _side_by_side(runs: Sequence[Sequence[torch.Tensor]], n: int) -> np.ndarray | None:
+    """The messages of one name in some runs as columns, those of a run above each other; None if they do not fit."""
+    found = []
+    for values in runs:
+        parts = [v.numpy().reshape(-1, 1) if n == 1 else in_columns(v, n) for v in values]
+        aligned = [v for v in parts if v is not None]
+        if len(aligned) < len(parts) or len({(v.shape[1], v.dtype) for v in aligned}) > 1:
+            return None
+        found.append(np.concatenate(aligned))
+    return np.concatenate(found, axis=1) if len({len(v) for v in found}) == 1 else None

@@ -494,7 +494,8 @@ class CheckOptions(TypedDict, total=False):
         elements: the number of elements in one run, approximately. Default 4096.
         pairs: the largest number of pairs of secrets for which each party's views are compared. Default 7.
         runs: the runs of each secret; fewer take less time. The default gives 16,384 elements of a message, or 512 runs
-            where each run is one experiment.
+            where each run is one experiment. With fewer than 73 of these all values count as independent, and values
+            that follow from each other may be taken for a leak.
         seed: of inputs and draws; the same seed gives the same findings. Default 0.
         exhaustive: bits of the small domains that are tried in all combinations, if inputs and results have n elements
             each. Draws near powers of two are tried too. Take 0 for less time, or for a protocol that may be wrong

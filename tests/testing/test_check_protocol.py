@@ -16,9 +16,9 @@ from sectorch.mpc.star.relu import relu
 from sectorch.mpc.star.shares import Shares, each, share
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import products
-from sectorch.testing import Given, ProtocolFault, check_protocol, mutate_protocol
+from sectorch.testing import Given, ProtocolFault, check_protocol, joint_knowledge, mutate_protocol
 from sectorch.testing.joint_knowledge import Views, broken_sum, numbers
-from sectorch.testing.outcomes import Exhaustive, Outcomes, in_elements
+from sectorch.testing.outcomes import Exhaustive, Outcomes, columns_differ, distinguishable, in_elements
 from sectorch.testing.protocol_runs import Case
 
 BEFORE = dict(PROTOCOLS)
@@ -133,6 +133,40 @@ def test_elements_that_share_a_secret_are_no_experiments():
     for f, given in ((times_drawn, [ANY]), (lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, scalar])):
         with pytest.raises(ArgumentError, match=r"share a value of 1 in a step of .*elementwise=False"):
             check_protocol(f, given, torch.mul)
+
+
+def test_values_that_follow_from_one_opened_word_are_one_experiment():
+    """100 functions of a word are no 100 experiments; what differs in every run, or in enough of them, is found."""
+    random = np.random.default_rng(0)
+    draw = lambda *shape: random.integers(-(1 << 63), 1 << 63, shape, np.int64)
+    words, others = draw(1, 512), draw(1, 512)
+    one, other = (np.repeat(v, 100, 0) for v in (words, others))
+    assert distinguishable(one.reshape(-1), other.reshape(-1)), "all taken for independent"
+    assert not columns_differ(one, other) and not columns_differ(words, others)
+    leaks = [np.zeros_like(one), other & ~1, np.where(np.arange(512) < 300, other & ~255, other), other >> 3]
+    assert all(columns_differ(one, leak) for leak in leaks)
+    few = one[:, :40]
+    assert columns_differ(few, few), "too few runs to judge by"
+
+
+def test_a_sound_protocol_whose_messages_repeat_a_value_passes(monkeypatch):
+    """Rows of a message that repeat a masked value: the elements are experiments, and the rows are not."""
+
+    @protocol("repeats", "a test", [Message("rows", "A", "S", "mask of k_QA")])
+    def repeats(net: Net, x: Shares) -> Shares:
+        mask = net.common(net.Q, net.A, x.shape, "mask")
+        (x.A + mask.at(net.A)).expand(40, -1).send(net.A, net.S, "rows")
+        return x
+
+    options = {"pairs": 1, "uniform": False, "exhaustive": 0}
+    for more in ({"elements": 1024}, {"elements": 2, "elementwise": False}):
+        case = Case.of(repeats, [Given()], lambda x: x, {**options, **more})
+        outcomes = Outcomes(case.trace(), case)
+        found = lambda outcomes=outcomes: list(Views(outcomes.protocol, outcomes).check({"S"}))
+        assert not found()
+        with monkeypatch.context() as patch:
+            patch.setattr(joint_knowledge, "columns_differ", lambda *_: True)
+            assert found(), "as if all values were independent"
 
 
 def test_a_draw_of_which_bits_change_nothing():
