@@ -27,8 +27,9 @@ from sectorch.choreography.net import Move
 from sectorch.choreography.program.projection import DealerSplit
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.run.replay import DealerReplay
+from sectorch.choreography.streams import PairKey
 from sectorch.config import MOST_AUDITED, Scheme
-from sectorch.errors import ArgumentError, FalseDealingError, MaterialError, SectorchError
+from sectorch.errors import ArgumentError, FalseDealingError, MaterialError, SectorchError, StreamReuseError
 from sectorch.mpc.star.audit import Promise
 from sectorch.session import Session
 
@@ -392,6 +393,18 @@ def test_a_call_of_its_own_key_draws_what_no_other_does():
     assert len(secrets) == 20
     keys.separate(7)
     assert not torch.equal(keys.words(pair, "r", 7, 0, 4), keys.of(pair).replica().words("r", 7, 0, 4))
+
+
+def test_draws_of_a_call_of_its_own_key_are_places_of_one_stream():
+    """Labels share a key, so no two draws may have one number, whatever their labels; they come in any order."""
+    key = PairKey(bytes(32), bytes(16), one_call=True)
+    drawn = [tuple(key.words(label, 7, draw, 4).tolist()) for label, draw in (("r", 5), ("s", 2), ("r", 0), ("s", 9))]
+    assert len(set(drawn)) == 4
+    for label, draw in (("s", 5), ("r", 2), ("r", 5), ("new", 0)):
+        with pytest.raises(StreamReuseError, match="was made already"):
+            key.words(label, 7, draw, 4)
+    assert tuple(PairKey(bytes(32), bytes(16), one_call=True).words("r", 7, 2, 4).tolist()) == drawn[1]
+    assert not torch.equal(PairKey(bytes(32), bytes(16)).words("r", 7, 2, 4), torch.tensor(drawn[1]))
 
 
 def test_what_is_signed_is_one_promise():

@@ -180,8 +180,9 @@ def test_numba_loads_what_it_knows_in_one_thread_at_a_time(monkeypatch):
     held = []
     context = SimpleNamespace(refresh=lambda: held.append(global_compiler_lock.is_locked()))
     monkeypatch.setattr(jit, "cpu_target", SimpleNamespace(typing_context=context, target_context=context))
-    jit.warm()
-    assert held == [True, True]
+    for _ in range(2):
+        jit.warm.__wrapped__()
+    assert held == [True] * 4
 
 
 # Compiled loops from packed bits to ring elements against torch's functions, to the last bit, of any values.

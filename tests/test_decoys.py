@@ -96,6 +96,18 @@ def test_every_falsified_message_of_a_decoy_is_found_with_evidence():
         error.evidence.check(program)
 
 
+def line_of(label: str, shape: tuple[int, ...], dtype=torch.int64) -> Sent:
+    return Sent("p", label, A, S, Phase.ONLINE, 0, torch.Size(shape), dtype, "", "", None, True, 0)
+
+
+def digest_of(*messages: tuple[Sent, torch.Tensor], key=bytes(32)) -> bytes:
+    digests = call_replay.CallDigests(b"", 0, {"A": key})
+    for line, value in messages:
+        digests.message(line, value)
+        value.fill_(9)
+    return digests.digest(("A", "S"), Phase.ONLINE)
+
+
 def test_large_messages_are_hashed_beside_the_call(monkeypatch):
     """As they were when they crossed, whatever becomes of their memory, and in their order."""
     monkeypatch.setattr(call_replay, "LARGE", 0)
@@ -107,16 +119,26 @@ def test_large_messages_are_hashed_beside_the_call(monkeypatch):
                 secure(x)
         assert secure.session.statements.checked == 5
     assert evidence_of(run(SMALL, [(X, True)], flip({6: [(0, 63)]})))
-    line = Sent("p", "l", A, S, Phase.ONLINE, 0, torch.Size([3]), torch.int64, "", "", None, True, 0)
-    found = []
+    line, found = line_of("l", (3,)), []
     for limit in (0, 1 << 60):
         monkeypatch.setattr(call_replay, "LARGE", limit)
-        digests = call_replay.CallDigests(b"", 0, {"A": bytes(32)})
-        for value in (torch.arange(3), torch.zeros(3, dtype=torch.int64)):
-            digests.message(line, value)
-            value.fill_(9)
-        found.append(digests.digest(("A", "S"), Phase.ONLINE))
-    assert found[0] == found[1] != digests.digest(("A", "S"), Phase.OFFLINE)
+        found.append(digest_of((line, torch.arange(3)), (line, torch.zeros(3, dtype=torch.int64))))
+    assert found[0] == found[1] != digest_of()
+
+
+def test_a_digest_names_every_message_its_place_and_its_order():
+    """No two sequences of messages have the same bytes."""
+    zeros = lambda *shape, dtype=torch.int64: torch.zeros(shape, dtype=dtype)
+    a, b = line_of("a", (2,)), line_of("b", (2,))
+    sequences = [
+        [], [(a, zeros(2))], [(b, zeros(2))], [(a, zeros(2)), (b, zeros(2))], [(b, zeros(2)), (a, zeros(2))],
+        [(a, zeros(2)), (a, zeros(2))], [(a, torch.tensor([1, 0]))], [(a, torch.tensor([0, 1]))],
+        [(line_of("a", (1, 2)), zeros(1, 2))], [(line_of("a", (16,), torch.uint8), zeros(16, dtype=torch.uint8))],
+        [(line_of("a", (4,), torch.int32), zeros(4, dtype=torch.int32))], [(line_of("a", (0,)), zeros(0))],
+        [(line_of("a", (1,)), zeros(1)), (line_of("a", (1,)), zeros(1))],
+    ]  # fmt: skip
+    found = [digest_of(*sequence) for sequence in sequences]
+    assert len(set(found)) == len(sequences) and digest_of(*sequences[1], key=bytes(31) + b"1") not in found
 
 
 def test_nothing_is_found_in_a_call_that_is_no_decoy():

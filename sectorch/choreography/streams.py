@@ -6,9 +6,11 @@ a protocol's random value), and a draw is the key stream from the counter block
     call (32 bits) | draw within the call (32 bits) | 0 (32 bits) | block (32 bits), from 2 on
 
 so a draw is addressed by (session, call, label, place in the program) and does not depend on earlier draws. A party
-that runs ahead of the others therefore draws the same values. Counters begin at 2 because those of AES-GCM do (NIST SP
-800-38D; block 1 is for its tag): GCM's encryption of zeros is the same stream, and OpenSSL computes it faster on
-processors with vectors of AES (benchmarks/streams.py). AES, X25519 and HKDF are those of the `cryptography` package.
+that runs ahead of the others therefore draws the same values. A call whose streams may be shown has a secret of its own
+(`PairKey.of_call`), and one key for all labels: its draws differ in their numbers. Counters begin at 2 because those of
+AES-GCM do (NIST SP 800-38D; block 1 is for its tag): GCM's encryption of zeros is the same stream, and OpenSSL computes
+it faster on processors with vectors of AES (benchmarks/streams.py). AES, X25519 and HKDF are those of the
+`cryptography` package.
 Source: PrivHFL, Figure 18 (Pi_Seed) and section 2.3.
 """
 
@@ -36,13 +38,19 @@ _LONG = 1 << 16
 
 
 class PairKey:
-    """The secret of two parties in one session, and the streams under it. Its repr shows nothing."""
+    """The secret of two parties in one session, and the streams under it. Its repr shows nothing.
 
-    def __init__(self, secret: bytes, session: bytes):
+    Args:
+        one_call: it is of one call alone (`of_call`), in which all draws have different numbers, whatever their labels.
+            Then they are places of one stream: a key for each label would cost as much as a draw.
+    """
+
+    def __init__(self, secret: bytes, session: bytes, one_call: bool = False):
         if len(secret) != SECRET_BYTES:
             raise KeyAgreementError(f"a pair secret has {SECRET_BYTES} bytes, got {len(secret)}")
         self._secret = secret
         self._session = session
+        self._one_call = one_call
         self._keys: dict[str, algorithms.AES] = {}
         self._streams: dict[str, CipherContext] = {}
         self._latest: dict[int, dict[str, int]] = {}
@@ -93,7 +101,11 @@ class PairKey:
         with self._lock:  # if two threads ask for one place, one is refused
             # Draws of a label go up, so the latest number of each label tells all that were made.
             latest = self._latest.setdefault(call, {})
-            if draw <= latest.get(label, -1):
+            if self._one_call:  # of different labels they come in any order
+                label, last = str(draw), latest.get(str(draw), -1)
+            else:
+                last = latest.get(label, -1)
+            if draw <= last:
                 raise StreamReuseError(f"draw {draw} of '{label}' in call {call} was made already")
             latest[label] = draw
 
@@ -105,6 +117,7 @@ class PairKey:
     def _fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
         if not len(out):
             return
+        label = "one call" if self._one_call else label
         key = self._keys.get(label)
         if key is None:
             key = self._keys[label] = algorithms.AES(derive(self._secret, self._session, f"stream/{label}", 16))
@@ -181,7 +194,7 @@ class PairKeys:
 
     def lend(self, pair: frozenset, call: int, secret: bytes) -> None:
         """Let this call and pair draw from this secret of the call."""
-        self._separate.setdefault(call, {})[pair] = PairKey(secret, self._session)
+        self._separate.setdefault(call, {})[pair] = PairKey(secret, self._session, one_call=True)
 
     def forget(self, call: int) -> None:
         """Drop the bookkeeping and the keys of a finished call."""

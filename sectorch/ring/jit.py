@@ -31,8 +31,9 @@ _compile: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, error_mode
 inlined: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, inline="always", error_model="numpy")
 
 
+@lru_cache(1)
 def warm() -> None:
-    """Let numba load its types and functions now; otherwise the first call of a loop waits for that."""
+    """Let numba load its types and functions now, once; otherwise the first call of a loop waits for that."""
     with global_compiler_lock:  # numba reads them from a generator, which two threads may not use at once
         contexts: tuple[Any, ...] = cpu_target.typing_context, cpu_target.target_context
         for context in contexts:
