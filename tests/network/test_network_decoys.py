@@ -406,9 +406,10 @@ def test_options_that_do_not_go_together_are_one_line(questions, capsys, options
     assert why in " ".join(lines.split()) and "Traceback" not in lines
 
 
-def test_the_command_asks_decoys_and_says_how_many(checking, questions, tmp_path, capsys, monkeypatch):
-    trio, model = checking
-    coins(monkeypatch, True, False)
+@pytest.fixture
+def asking(checking, tmp_path):
+    """The options by which alice asks."""
+    trio, _ = checking
     credentials = trio.made["alice"]
     files = {"--cert": credentials.certificate, "--key": credentials.key, "--ca": credentials.authority}
     options = ["--server", trio.address, "--pins", str(trio.pins.path), "--store", str(tmp_path / "q"), "--json"]
@@ -417,7 +418,57 @@ def test_the_command_asks_decoys_and_says_how_many(checking, questions, tmp_path
         path.write_bytes(content)
         path.chmod(0o600)
         options += [option, str(path)]
-    assert query(["hospital-b", questions, "--decoys", "0.1", *options]) == 0
+    return options
+
+
+def test_the_command_asks_decoys_and_says_how_many(checking, questions, asking, capsys, monkeypatch):
+    _, model = checking
+    coins(monkeypatch, True, False)
+    assert query(["hospital-b", questions, "--decoys", "0.1", *asking]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["decoys"] == 1 and shown["rows"] == len(GOOD)
     assert torch.allclose(torch.tensor(shown["predictions"]), sectorch.reference(model)(GOOD))
+
+
+def test_the_command_asks_known_rows_and_refuses_other_answers(
+    checking, questions, asking, tmp_path, capsys, monkeypatch
+):
+    _, model = checking
+    rows = torch.randn(5, 4)
+    plain = sectorch.reference(model)(rows)
+    right, wrong, labelled = (tmp_path / f"{name}.npz" for name in ("right", "wrong", "labelled"))
+    np.savez(right, x=rows.numpy(), answers=plain.numpy())
+    np.savez(wrong, x=rows.numpy(), answers=(plain + 2.0**-20).numpy())
+    np.savez(labelled, x=rows.numpy(), labels=plain.argmax(1).numpy())
+    flips = iter([True, False] * 3)
+    monkeypatch.setattr(KnownAnswers, "flip", lambda self: next(flips))
+    for path, more in ((right, ["--decoys", "0.1"]), (labelled, ["--known-rate", "0.3", "--known-accuracy", "0.9"])):
+        assert query(["hospital-b", questions, "--known-answers", str(path), *more, *asking]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["known_rows"] == shown["known_right"] == len(GOOD) == shown["rows"]
+        assert torch.allclose(torch.tensor(shown["predictions"]), sectorch.reference(model)(GOOD))
+    assert query(["hospital-b", questions, "--known-answers", str(wrong), *asking]) == 1
+    out, said = capsys.readouterr()
+    assert "rows with known answers" in said and "predictions" not in out
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "said"),
+    [
+        ({"x": 3}, [], "has to hold x, and answers or labels; it holds x"),
+        ({"x": 3, "answers": 2}, [], "3 rows have as many answers"),
+        ({"x": 3, "answers": 3, "labels": 3}, [], "it holds answers, labels, x"),
+        ({"x": 3, "labels": 3}, ["--known-rate", "1"], "0 <= rate < 1"),
+        ({"x": 3, "answers": 3}, ["--known-accuracy", "0.9"], "an accuracy is of labels"),
+        (None, ["--known-rate", "0.1"], "--known-answers FILE: name it"),
+    ],
+)
+def test_known_answers_that_are_none_are_refused_before_anything_is_sent(arrays, options, said, tmp_path, capsys):
+    inputs, path = tmp_path / "inputs.npy", tmp_path / "known.npz"
+    np.save(inputs, GOOD.numpy())
+    if arrays is not None:
+        np.savez(path, **{name: np.zeros(count, np.int64) for name, count in arrays.items()})
+        options = ["--known-answers", str(path), *options]
+    nobody = ["--server", "localhost:1", *(v for k in ("cert", "key", "ca") for v in (f"--{k}", str(tmp_path / k)))]
+    assert query(["hospital-b", str(inputs), *options, *nobody]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -24,7 +24,7 @@ from ... import files
 from ...choreography.ledger import Cost
 from ...cli.command import Parser, add_link, at_least, bars, chosen_network, command_status, print_json
 from ...config import Scheme, limit_bits_of
-from ...decoys import Decoys
+from ...decoys import Decoys, KnownAnswers
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ..federation.config import ListedPins, credentials, read_federation, read_party_config
@@ -215,6 +215,17 @@ def query(arguments: Sequence[str] | None = None) -> int:
         "--server-key", default="", metavar="KEY",
         help="with --decoys, the fingerprint of the key with which the server has to sign",
     )  # fmt: skip
+    p.add_argument(
+        "--known-answers", type=Path, metavar="FILE",
+        help="rows x whose answers or labels you know (.npz, .safetensors), asked among your own: others end the job",
+    )  # fmt: skip
+    p.add_argument("--known-rate", type=float, metavar="RATE", help="the probability that a call is on these; 0.05")
+    p.add_argument(
+        "--known-accuracy",
+        type=float,
+        metavar="A",
+        help="with labels, the fraction that the model was said to get right",
+    )
     p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
@@ -252,6 +263,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     if options.server_key and not accountable:
         raise ArgumentError("the server signs with --decoys alone: add it, or leave --server-key out")
     given = None if options.inputs is None else read_arrays(options.inputs)
+    answers = _known_answers(options)
     if options.out is not None:
         check_out(options.out)
         if options.inputs is not None and options.out.exists() and options.out.samefile(options.inputs):
@@ -268,8 +280,9 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     ):
         threads.submit(warm, tell)  # while the session begins and the other parties work
         model = connection.model(
-            options.name, scheme, version=options.model_version, decoys=rate, server_key=options.server_key
-        )
+            options.name, scheme, version=options.model_version, decoys=rate, server_key=options.server_key,
+            known=answers,
+        )  # fmt: skip
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}
         if options.prepare:
@@ -277,6 +290,10 @@ def _query(options: argparse.Namespace, _: Console) -> None:
             figures["prepared_rows"] = options.prepare
         if given is not None:
             figures |= _ask(model, given, options)
+        if answers is not None:
+            figures |= {"known_rows": answers.rows, "known_right": answers.right}
+            if not options.json:
+                console.print(f"{answers.rows} rows with known answers were asked, {answers.right} answered as known")
         if accountable:
             figures |= {"decoys": model.decoys_asked, "decoys_checked": model.decoys_checked}
             if not options.json:
@@ -293,6 +310,27 @@ def _query(options: argparse.Namespace, _: Console) -> None:
             f"no predictions for rows {named}, which are nan (null in JSON): a value between input and result left its "
             f"range. The other rows are right, and the other parties do not know; asking again may tell them"
         )
+
+
+def _known_answers(options: argparse.Namespace) -> KnownAnswers | None:
+    """The rows of `--known-answers`.
+
+    Raises:
+        ArgumentError: the file has no x with answers or labels, or a number is out of its range.
+    """
+    numbers = {"rate": options.known_rate, "accuracy": options.known_accuracy}
+    numbers = {name: value for name, value in numbers.items() if value is not None}
+    if options.known_answers is None:
+        if numbers:
+            raise ArgumentError("--known-rate and --known-accuracy are of rows in --known-answers FILE: name it")
+        return None
+    if options.inputs is None:
+        raise ArgumentError("known answers are asked among your own questions: name a file of inputs")
+    found = read_arrays(options.known_answers)
+    if not isinstance(found, dict) or set(found) not in ({"x", "answers"}, {"x", "labels"}):
+        names = "one array" if isinstance(found, torch.Tensor) else ", ".join(sorted(found))
+        raise ArgumentError(f"{options.known_answers} has to hold x, and answers or labels; it holds {names}")
+    return KnownAnswers(**found, **numbers)
 
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
