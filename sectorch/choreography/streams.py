@@ -72,7 +72,7 @@ class PairKey:
 
     def replica(self) -> PairKey:
         """A key that draws the same streams a second time, for a party that checks another's computation."""
-        return PairKey(self._secret, self._session)
+        return PairKey(self._secret, self._session, self._one_call)
 
     def words(self, label: str, call: int, draw: int, count: int, pinned: bool = False) -> torch.Tensor:
         """`count` uniform ring elements, int64 [count]; `pinned` in page-locked memory, from which a device can copy.
