@@ -318,10 +318,9 @@ def _known_answers(options: argparse.Namespace) -> KnownAnswers | None:
     Raises:
         ArgumentError: the file has no x with answers or labels, or a number is out of its range.
     """
-    numbers = {"rate": options.known_rate, "accuracy": options.known_accuracy}
-    numbers = {name: value for name, value in numbers.items() if value is not None}
+    rate, accuracy = options.known_rate, options.known_accuracy
     if options.known_answers is None:
-        if numbers:
+        if (rate, accuracy) != (None, None):
             raise ArgumentError("--known-rate and --known-accuracy are of rows in --known-answers FILE: name it")
         return None
     if options.inputs is None:
@@ -330,7 +329,10 @@ def _known_answers(options: argparse.Namespace) -> KnownAnswers | None:
     if not isinstance(found, dict) or set(found) not in ({"x", "answers"}, {"x", "labels"}):
         names = "one array" if isinstance(found, torch.Tensor) else ", ".join(sorted(found))
         raise ArgumentError(f"{options.known_answers} has to hold x, and answers or labels; it holds {names}")
-    return KnownAnswers(**found, **numbers)
+    return KnownAnswers(
+        found["x"], found.get("answers"), labels=found.get("labels"), rate=0.05 if rate is None else rate,
+        accuracy=1.0 if accuracy is None else accuracy,
+    )  # fmt: skip
 
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
