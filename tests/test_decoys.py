@@ -18,7 +18,7 @@ from sectorch import decoys
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.net import Sent
-from sectorch.choreography.run import call_replay
+from sectorch.choreography.run import replay
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
 from sectorch.decoys import DecoyCheck, Decoys, ServerEvidence, decoy_call, made_up_inputs
@@ -101,7 +101,7 @@ def line_of(label: str, shape: tuple[int, ...], dtype=torch.int64) -> Sent:
 
 
 def digest_of(*messages: tuple[Sent, torch.Tensor], key=bytes(32)) -> bytes:
-    digests = call_replay.CallDigests(b"", 0, {"A": key})
+    digests = replay.CallDigests(b"", 0, {"A": key})
     for line, value in messages:
         digests.message(line, value)
         value.fill_(9)
@@ -110,7 +110,7 @@ def digest_of(*messages: tuple[Sent, torch.Tensor], key=bytes(32)) -> bytes:
 
 def test_large_messages_are_hashed_beside_the_call(monkeypatch):
     """As they were when they crossed, whatever becomes of their memory, and in their order."""
-    monkeypatch.setattr(call_replay, "LARGE", 0)
+    monkeypatch.setattr(replay, "LARGE", 0)
     for name, (model, x) in ZOO.items():
         secure = secured(model)
         assert torch.equal(secure(x), sectorch.reference(model)(x)), name
@@ -121,7 +121,7 @@ def test_large_messages_are_hashed_beside_the_call(monkeypatch):
     assert evidence_of(run(SMALL, [(X, True)], flip({6: [(0, 63)]})))
     line, found = line_of("l", (3,)), []
     for limit in (0, 1 << 60):
-        monkeypatch.setattr(call_replay, "LARGE", limit)
+        monkeypatch.setattr(replay, "LARGE", limit)
         found.append(digest_of((line, torch.arange(3)), (line, torch.zeros(3, dtype=torch.int64))))
     assert found[0] == found[1] != digest_of()
 
