@@ -37,12 +37,19 @@ class BothWays:
 
 
 def run_both_ways(
-    program: str, parties: Mapping[str, str], inputs: Mapping[str, Sequence[str]], folder: Path, capsys
+    program: str,
+    parties: Mapping[str, str],
+    inputs: Mapping[str, Sequence[str]],
+    folder: Path,
+    capsys,
+    killed: str = "",
 ) -> BothWays:
     """Run FILE:FUNCTION with `sectorch run` in this folder.
 
     Args:
         parties: each organisation and its role. inputs: the options of each organisation that has an input.
+        killed: an organisation whose process is killed (-9) when it has saved a state; then all are started again, and
+            the costs are those of this second run.
     """
     started: list[Command] = []
 
@@ -60,11 +67,19 @@ def run_both_ways(
         assert run(["federation", "try", str(trial), *entries, "--server", server, "--json"]) == 0
         start(*shlex.split(json.loads(capsys.readouterr().out)["server_command"])[1:])
         file, began = str(trial / "federation.toml"), time.monotonic()
-        running = {
+        start_all = lambda: {
             name: start("run", program, "--federation", file, "--as", name, *inputs.get(name, ()),
                         "--out", f"{name}.npz", "--json")
             for name in parties
         }  # fmt: skip
+        if killed:
+            of_one, first = set(folder.rglob("*.state")), start_all()
+            while not set(folder.rglob("*.state")) - of_one:
+                assert all(process.poll() is None for process in first.values()), "it was over before it was killed"
+                time.sleep(0.05)
+            first[killed].kill()
+            assert all(process.communicate(timeout=900) and process.returncode for process in first.values())
+        running = start_all()
         said = {name: process.communicate(timeout=900) for name, process in running.items()}
         took = time.monotonic() - began
         assert [process.returncode for process in running.values()] == [0] * len(parties), said

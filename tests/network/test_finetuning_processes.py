@@ -15,12 +15,15 @@ PARTIES = {"hospital": "Q", "vendor": "A", "third": "S"}
 
 
 @pytest.mark.sectorch_long
-@pytest.mark.parametrize("way", ["adapted", "adapted_privately"])
-def test_a_hospital_fine_tunes_a_vendors_model_among_processes(tmp_path, capsys, way):
+@pytest.mark.parametrize(
+    ("way", "killed"),
+    [("adapted", ""), ("adapted_privately", ""), ("adapted_privately", "vendor")],
+)
+def test_a_hospital_fine_tunes_a_vendors_model_among_processes(tmp_path, capsys, way, killed):
     """The noise is drawn anew in each run, so that only runs without it are equal."""
     run_command([sys.executable, str(EXAMPLE), str(tmp_path)], check=True)
     own = {name: ["--input", f"{role}={role}.npy"] for name, role in PARTIES.items() if role != "S"} | {"third": []}
-    found = run_both_ways(f"{EXAMPLE}:{way}", PARTIES, own, tmp_path, capsys)
+    found = run_both_ways(f"{EXAMPLE}:{way}", PARTIES, own, tmp_path, capsys, killed)
     assert "1.weight" in found.learned["hospital"]
     for name, learned in found.learned.items():
         if name == "hospital":
