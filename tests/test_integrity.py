@@ -199,10 +199,13 @@ def test_what_s_sees_is_the_same_for_any_two_secrets(example, name, sigma):
     for seed, other in enumerate(([x + 3, omega], [-x, omega + 1], [torch.zeros_like(x), -omega])):
         draws = Draws(seed)
         first, moved = sent([x, omega], draws), MovedDraws(draws)
-        for at, wanted in [*enumerate(first)] * 4:
-            if not torch.equal(found := sent(other, moved)[at], wanted):
-                move_to(example, protocol, at, found, wanted, moved)
-        assert all(map(torch.equal, sent(other, moved), first)), "every message, the seal included"
+        for _ in range(9):
+            for at, wanted in enumerate(first):
+                if not torch.equal(found := sent(other, moved)[at], wanted):
+                    move_to(example, protocol, at, found, wanted, moved)
+            if equal := all(map(torch.equal, sent(other, moved), first)):
+                break
+        assert equal, "every message, the seal included"
         assert moved.moves
 
 
