@@ -60,6 +60,7 @@ BENCHMARKS: dict[str, str] = {
     "real-size": "real_size.py vit-s --json {work}/figures.json",
     "headline": "headline.py lenet vgg7 --repeats 1 --json {work}/figures.json",
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
+    "layers": "layers.py bert-base --json {work}/figures.json",
     "layer-rounds": "layer_rounds.py --tokens 4 --repeats 1",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
     "gpu": "gpu.py lenet --device cpu --repeats 1 --json {work}/figures.json",
