@@ -48,13 +48,13 @@ def measured(rows: int, columns: int, how: str, seed: int) -> dict[str, Any]:
         clock, processor = time.perf_counter(), time.process_time()
         table = sectorch.join(left, right, on="id", **options)
         clock, processor = time.perf_counter() - clock, time.process_time() - processor
-    plain = first.merge(second, on="id", how="left" if how == "left" else "inner").drop(columns="id").fillna(0)
+    plain = first.merge(second, on="id", how="left" if how == "left" else "inner").drop(columns="id")
     opened = np.stack([table[name].reveal().double().numpy() for name in table.columns], 1)
     if table.present is not None:
         opened = opened[table.present.reveal().numpy()]
     wanted = plain[list(table.columns)].to_numpy(dtype=np.float64)
     by_row = lambda x: x[np.lexsort(x.T)]
-    right_rows = np.array_equal(by_row(opened), by_row(wanted))  # all values are multiples of 1 / 256
+    right_rows = np.array_equal(by_row(opened), by_row(wanted), equal_nan=True)  # all values are multiples of 1 / 256
     return {
         "rows": rows, "columns": columns, "how": how, "matches": len(plain), "seconds": clock, "cpu": processor,
         "online_mb": sum(line.bytes for line in seen.ledger if line.phase.name == "ONLINE") / 1e6,
