@@ -137,6 +137,7 @@ def test_what_is_evicted_is_void_at_all_three(trio, small_model, tmp_path, who, 
         assert until(lambda: clients(trio.server.store) == clients(trio.party.store) == {"bob"}, 30)
         with pytest.raises(errors.MaterialError):
             (remote or trio.connection.model("hospital-b"))(X)
+        assert not any(map(len, trio.connection.store.shelves()))
         again = trio.connection.model("hospital-b")
         assert (again(X) - small_model(X)).abs().max() < 1e-4
         assert again.prepared() == {}

@@ -716,13 +716,22 @@ class RemoteModel:
             return run_call(opened, kind, inputs, work, **more)
         except RangeExceededError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._forget(opened)
+            if isinstance(error, MaterialError):
+                self._drop_void(opened)
             raise
         finally:
             self._active = None
             self.decoys_asked += statements.asked - before[0]
             self.decoys_checked += statements.checked - before[1]
+
+    def _drop_void(self, failed: ClientSession) -> None:
+        """Drop what another party has lost of a session whose material failed, so that the user meets one error."""
+        with suppress(SectorchError):
+            for shelf in self._shelves():
+                if shelf.session == failed.name:
+                    self._resume_if_reachable(shelf)
 
     def give_up(self, error: SectorchError) -> None:
         """End the running call with this error, here and at the other parties. Called from another thread."""
