@@ -18,12 +18,8 @@ from sectorch.testing import ModuleFault, ProtocolFault
 
 GROUPS = {
     "sectorch.errors": "",
-    "sectorch.ckks": "Homomorphic encryption",
     "sectorch.estimators": "Estimators",
-    "sectorch.dp": "Privacy budgets",
     "sectorch.tables": "Tables",
-    "sectorch.data": "Data",
-    "sectorch.federated": "The papers' experiments",
     "sectorch.protocols.capc": "CaPC",
     "sectorch.protocols.capride": "CaPriDe",
     "sectorch.protocols.perturbation": "Perturbed models",

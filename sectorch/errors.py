@@ -5,7 +5,7 @@ Each also derives from the built-in that a PyTorch user would expect (`TypeError
 value outside its range names the largest magnitude at the party that owns it, and never leaves that party.
 
 Each docstring says when the error is raised, gives an example of its text, and says what to do. docs/errors.md is
-generated from them, and from those of `sectorch.ckks`, `dp`, `data`, `federated` and the papers.
+generated from them, and from those of `sectorch.estimators`, `tables` and the papers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "AbortedError", "ArgumentError", "BusyError", "CaptureWarning", "ChannelScaleError", "CheckpointError",
-    "CorruptedCiphertextError", "DeadlockError", "DimensionError", "DisagreementError", "DroppedClientError",
-    "DtypeError", "FalseDealingError", "FixedPointRangeError", "FrameError", "IdentityError",
-    "KeyAgreementError", "LeakyProtocolWarning", "MaskError", "MaterialError", "MisplacedValueError",
-    "NetworkError", "NonFiniteError", "PeerLostError", "PlotError", "PrecisionError", "PrecisionWarning",
+    "AbortedError", "ArchitectureError", "ArgumentError", "BudgetExhaustedError", "BudgetFileError", "BudgetInUseError",
+    "BusyError", "CaptureWarning", "ChannelScaleError", "CheckpointError", "CorruptedCiphertextError", "DataError",
+    "DatasetMissingError", "DeadlockError", "DimensionError", "DisaggregationError", "DisagreementError",
+    "DroppedClientError", "DtypeError", "FalseDealingError", "FederationError", "FixedPointRangeError", "FrameError",
+    "IdentityError", "KeyAgreementError", "KeyMismatchError", "LeakyProtocolWarning", "LevelError", "MaskError",
+    "MaterialError", "MemoryBudgetError", "MisplacedValueError", "MissingKeyError", "NetworkError", "NonFiniteError",
+    "PartitionError", "PeerLostError", "PlotError", "PrecisionError", "PrecisionWarning", "PrivacyError",
     "ProgramError", "QuotaError", "QuotaFileError", "RangeExceededError", "ReceiptError", "ReceiptsInUseError",
-    "RefusedError", "SecretAccessError", "SecretBranchError", "SectorchError", "SessionMismatchError",
-    "SessionOverError", "ShapeError", "StoreFullError", "StoreInUseError", "StreamReuseError", "TopologyError",
-    "TrainingModeError", "UndeclaredMessageError", "UnknownModelError", "UnsupportedDeviceError",
-    "UnsupportedOpError", "VersionError",
+    "RefusedError", "ScaleError", "SecretAccessError", "SecretBranchError", "SectorchError", "SecurityLevelError",
+    "SelectionError", "SerialisationError", "SessionMismatchError", "SessionOverError", "ShapeError", "SlotError",
+    "StoreFullError", "StoreInUseError", "StreamReuseError", "TooLongError", "TopologyError", "TrainingModeError",
+    "UndeclaredMessageError", "UnknownModelError", "UnsupportedDeviceError", "UnsupportedOpError", "VersionError",
+    "WorkerError",
 ]  # fmt: skip
 
 # The root.
@@ -706,6 +709,265 @@ class PlotError(SectorchError, ImportError):
 
     What to do:
         `pip install 'sectorch[plots]'`, or leave them out.
+    """
+
+
+# Homomorphic encryption.
+
+
+class SecurityLevelError(SectorchError, ValueError):
+    """Parameters below 128-bit security, by SEAL's own table and check.
+
+    Example:
+        a modulus of 240 bits at degree 8192 is weaker than 128 bits of security; 218 bits is SEAL's limit: take a
+        larger degree or a smaller depth
+
+    What to do:
+        Let `ckks.keygen(depth=...)` choose: it takes the smallest ring that is secure. A smaller depth, or fewer scale
+        bits, needs a smaller modulus. Weaker parameters cannot be had.
+    """
+
+
+class LevelError(SectorchError, RuntimeError):
+    """The modulus chain has no prime left for an operation.
+
+    Example:
+        square needs one more level, and the modulus chain (depth 3) is used up. Make keys with a larger depth
+        (sectorch.ckks.explain(model, x) says which), fold layers, or lower a polynomial's degree
+
+    What to do:
+        Make keys with the depth that `ckks.explain(model, x)` names, or make the network shallower.
+    """
+
+
+class ScaleError(SectorchError, ValueError):
+    """A value or a weight does not fit the scale and the modulus that a ciphertext has left.
+
+    Example:
+        the tensor was encrypted with bound=None; declare one with e.bounded(...) before it is shared
+
+    What to do:
+        Declare a bound (`e.bounded(...)`), scale weights or inputs, or make keys with more depth or another
+        `scale_bits`, as the text says.
+    """
+
+
+class SlotError(SectorchError, ValueError):
+    """More samples than slots, or two tensors whose slots hold different batches.
+
+    Example:
+        a batch of 9000 does not fit 8192 slots; keygen(depth, slots=9000) or cut it
+
+    What to do:
+        Cut the batch, or make keys with as many slots. Two tensors meet when they hold the same batch.
+    """
+
+
+class KeyMismatchError(SectorchError, RuntimeError):
+    """A key, a ciphertext or a file of other parameters, or of another key set.
+
+    Example:
+        two tensors under different keys cannot meet; encrypt both under one public key
+
+    What to do:
+        Encrypt all that meets under one public key, and decrypt with the secret key that was made with it. The first
+        letters of a key's identity stand in the text.
+    """
+
+
+class MissingKeyError(SectorchError, RuntimeError):
+    """An operation needs a key that this holder was not given.
+
+    Example:
+        decrypt() needs the secret key, which is not here: decrypt(keys.secret)
+
+    What to do:
+        Decrypt at the key's holder. Keys for products and for rotations are made with the key pair: `ckks.keygen(...,
+        rotations=steps)`.
+    """
+
+
+class MemoryBudgetError(SectorchError, MemoryError):
+    """An operation or a run would take more memory than allowed; refused before it starts, with the estimate.
+
+    Example:
+        the run would take about 9.5 GiB of ciphertexts, more than the 4.0 GiB allowed; use a smaller input or network,
+        or sectorch.ckks.memory_limit(bytes)
+
+    What to do:
+        Use a smaller input, network or depth; a smaller batch does not help, since each element is a ciphertext
+        whatever the batch. Or allow more: `ckks.memory_limit(bytes)`.
+    """
+
+
+class SerialisationError(SectorchError, ValueError):
+    """Bytes that are not what they should be: wrong magic, length, shape, parameters, or a residue beyond its prime.
+
+    Example:
+        weights.ckks is damaged: its length does not fit its head
+
+    What to do:
+        Have it sent or saved again. If the sender's file is whole, compare the versions of sectorch.
+    """
+
+
+class DisaggregationError(SectorchError, RuntimeError):
+    """One more release would let the receiver take an aggregate apart. Nothing was released.
+
+    Example:
+        north releases no aggregate over 3 samples of south; at least 8 are needed
+
+    What to do:
+        Ask over more samples, for fewer numbers, or with more noise, as the text says. Allowing more (`leakage=`) is
+        for the owner of the logits to decide.
+    """
+
+
+# Privacy budgets.
+
+
+class PrivacyError(SectorchError, ValueError):
+    """A budget, a scale or a count outside its range, or one that no mechanism can serve.
+
+    Example:
+        epsilon must be above 0 and finite, got -1.0
+
+    What to do:
+        Correct the number that the text names. Where no mechanism serves, ask fewer queries, allow a larger epsilon,
+        or find more voters.
+    """
+
+
+class BudgetExhaustedError(SectorchError, RuntimeError):
+    """One more query would overrun a budget. It was not asked, and nothing was spent.
+
+    Example:
+        epsilon 4.0 of 4.0 is spent (delta 1e-05), and the next step would bring it to 4.2; ask no more, or start with
+        a larger budget or more noise
+
+    What to do:
+        Stop: a budget that is spent stays spent. Only the people whose data it protects can agree to a larger one.
+    """
+
+
+class BudgetFileError(SectorchError, RuntimeError):
+    """A budget on disk that is damaged, missing, of another limit, or that cannot be written.
+
+    Example:
+        there is no budget alice.json; put it back, or name an epsilon to start it with if it is a new one
+
+    What to do:
+        Put back the newest copy that lacks no charge. A budget that begins anew forgets what was spent: do so only for
+        new data.
+    """
+
+
+class BudgetInUseError(BudgetFileError):
+    """A budget on disk that another run has.
+
+    Example:
+        the budget alice.json is in use by another run; wait until it ends
+
+    What to do:
+        Wait for the other run, or end it. A process that was killed leaves no lock.
+    """
+
+
+# Data.
+
+
+class DataError(SectorchError, ValueError):
+    """Images, labels or an option of this package that do not fit.
+
+    Example:
+        a pool needs at least one image, got 0
+
+    What to do:
+        Correct what the text names: the name of a data set, a shape, or a count.
+    """
+
+
+class DatasetMissingError(SectorchError, FileNotFoundError):
+    """A data set that is not on disk; the message says where it was looked for and how to get it.
+
+    Example:
+        ham10000 is not on disk: looked for HAM10000_metadata.csv in data and data/ham10000; get it from
+        https://doi.org/10.7910/DVN/DBW86T, or name another folder (--data-root)
+
+    What to do:
+        Get it by the command or from the address in the text; sectorch downloads nothing by itself. `digits` is there
+        without a file.
+    """
+
+
+class PartitionError(DataError):
+    """A partition that gives some client nothing useful.
+
+    Example:
+        with alpha 0.01, 100 draws left some client with less than half of 50 samples; take a larger alpha, fewer
+        clients or more samples each
+
+    What to do:
+        Take a larger alpha, fewer clients, or more samples.
+    """
+
+
+class SelectionError(DataError):
+    """More queries than the pool holds, or a strategy that lacks what it needs.
+
+    Example:
+        500 queries of a pool of 300: ask for at least one and at most 300
+
+    What to do:
+        Ask for fewer queries or make a larger pool; strategies by uncertainty need the client's own predictions.
+    """
+
+
+# The papers' experiments.
+
+
+class FederationError(SectorchError, ValueError):
+    """Settings, participants or data that cannot make a run.
+
+    Example:
+        a federation makes one run at a time: one seed, one value, no controls
+
+    What to do:
+        Correct the option that the text names; `--help` lists all. Nothing has been trained.
+    """
+
+
+class ArchitectureError(FederationError):
+    """An architecture that is not known, or that does not fit its owner's samples.
+
+    Example:
+        there is no architecture resnet9; there are cnn, lenet, vgg7
+
+    What to do:
+        Take one of the names in the text, or a model whose classes and input fit its owner's samples.
+    """
+
+
+class TooLongError(FederationError):
+    """A run whose estimate is over the limit, and that nobody agreed to.
+
+    Example:
+        this run takes about 9 hours; ask for less, or agree to it with --yes
+
+    What to do:
+        Agree with `--yes`, or ask for fewer clients, queries, rounds or seeds.
+    """
+
+
+class WorkerError(SectorchError, RuntimeError):
+    """A worker process ended in the middle, or what spreads the work is not installed.
+
+    Example:
+        a worker process ended in the middle; run again from the folder
+
+    What to do:
+        Run the same command again: it goes on from the folder. If the machine killed the worker, it lacked memory: use
+        fewer processes.
     """
 
 

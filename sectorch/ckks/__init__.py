@@ -4,8 +4,7 @@ keys = sectorch.ckks.keygen(depth=5); e = sectorch.ckks.encrypt(x, keys.public);
 """
 
 from ..deprecation import renamed_names
-from .convert import from_shares, to_shares
-from .errors import (
+from ..errors import (
     DisaggregationError,
     KeyMismatchError,
     LevelError,
@@ -16,6 +15,7 @@ from .errors import (
     SerialisationError,
     SlotError,
 )
+from .convert import from_shares, to_shares
 from .exchange import (
     BatchSums,
     LocatedCKKSTensor,

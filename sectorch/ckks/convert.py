@@ -25,14 +25,21 @@ from ..choreography import Located, Message, Net, Party, protocol
 from ..choreography.located import compute
 from ..choreography.streams import PairKey, random_secret
 from ..config import scheme_of
-from ..errors import ArgumentError, FixedPointRangeError, NonFiniteError, UnsupportedOpError
+from ..errors import (
+    ArgumentError,
+    FixedPointRangeError,
+    KeyMismatchError,
+    NonFiniteError,
+    ScaleError,
+    SlotError,
+    UnsupportedOpError,
+)
 from ..mpc.star.shares import Shares
 from ..mpc.star.truncate import truncate
 from ..ring import products
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
 from ..tensor.shared import refuse_infinite
-from .errors import KeyMismatchError, ScaleError, SlotError
 from .linalg import uniform
 from .scheme.ciphertext import (
     SIGMAS,

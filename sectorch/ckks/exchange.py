@@ -30,8 +30,15 @@ from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, Roles, protocol, with_shapes
 from ..choreography.located import FORMS, compute, current, run_in, shape_of
-from ..errors import ArgumentError, CorruptedCiphertextError, MisplacedValueError, UnsupportedOpError
-from .errors import KeyMismatchError, LevelError, MissingKeyError
+from ..errors import (
+    ArgumentError,
+    CorruptedCiphertextError,
+    KeyMismatchError,
+    LevelError,
+    MisplacedValueError,
+    MissingKeyError,
+    UnsupportedOpError,
+)
 from .linalg import EncodedShare, EncryptedColumns, EncryptedMatrix, PackedOperand, ReducingOperand
 from .releases import ReleaseLedger
 from .scheme.ciphertext import Cipher, residues

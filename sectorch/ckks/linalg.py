@@ -27,9 +27,8 @@ import torch
 
 from ..choreography.streams import SECRET_BYTES, PairKey, random_secret
 from ..deprecation import renamed_attribute
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, ScaleError, ShapeError, SlotError
 from ..ring.jit import array, run_in_threads
-from .errors import ScaleError, SlotError
 from .linalgloops import (
     accept_uniform,
     add_centred,

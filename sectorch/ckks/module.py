@@ -25,10 +25,19 @@ from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..display import Display
-from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
+from ..errors import (
+    ArgumentError,
+    LevelError,
+    MemoryBudgetError,
+    ScaleError,
+    SectorchError,
+    SecurityLevelError,
+    ShapeError,
+    TrainingModeError,
+    UnsupportedOpError,
+)
 from ..session import Session, default_session
 from ..tensor.compile_mode import InferenceModule
-from .errors import LevelError, MemoryBudgetError, ScaleError, SecurityLevelError
 from .exchange import LocatedCKKSTensor, LocatedKeys, on_shapes
 from .scheme.ciphertext import capacity, clear_pending_factor, limit, metering
 from .scheme.keys import Keys, PublicKeys, keys_for

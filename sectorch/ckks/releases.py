@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from .errors import DisaggregationError
+from ..errors import DisaggregationError
 
 
 class ReleaseLedger:

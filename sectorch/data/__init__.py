@@ -6,8 +6,8 @@ seeded and reproducible, and protects no secret.
 
 from __future__ import annotations
 
+from ..errors import DataError, DatasetMissingError, PartitionError, SelectionError
 from .datasets import DATASETS, Dataset, load
-from .errors import DataError, DatasetMissingError, PartitionError, SelectionError
 from .partition import PARTITIONS, federation, partition
 from .selection import EXPANSIONS, SELECTIONS, expand, select
 

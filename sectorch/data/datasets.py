@@ -29,8 +29,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..errors import DataError, DatasetMissingError
 from ..optional_deps import required_imports
-from .errors import DataError, DatasetMissingError
 from .seeds import generator
 
 ROOT_VARIABLE = "SECTORCH_DATA"

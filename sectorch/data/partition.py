@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from ..errors import DataError, PartitionError
 from .datasets import load
-from .errors import DataError, PartitionError
 from .seeds import generator
 
 

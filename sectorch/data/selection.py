@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..errors import DataError, DatasetMissingError, SelectionError
 from ..optional_deps import required_imports
-from .errors import DataError, DatasetMissingError, SelectionError
 
 MOST_CLUSTERS = 10
 

@@ -10,8 +10,8 @@ See docs/privacy.md for what the figures promise and what they do not.
 
 from __future__ import annotations
 
+from ..errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
 from .budget import Budget, BudgetFile, charge
-from .errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
 from .gradients import PrivateGradients
 from .mechanisms import (
     MECHANISMS,

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from .. import files
-from .errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
+from ..errors import BudgetExhaustedError, BudgetFileError, BudgetInUseError, PrivacyError
 from .noise import ORDERS, check_delta, check_epsilon, epsilon_of
 
 

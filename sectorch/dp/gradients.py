@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..backend import RaisedFlags
 from ..deprecation import rename_arguments, renamed_attribute
-from ..errors import ArgumentError, SectorchError, ShapeError
+from ..errors import ArgumentError, PrivacyError, SectorchError, ShapeError
 from ..mpc.star.shares import at_server
 from ..ops.common import raise_scale
 from ..ops.structure import shuffle
@@ -36,7 +36,6 @@ from ..training.fixed_point import (
 from ..training.operations import F, torch
 from ..training.tensor import DifferentiableTensor
 from .budget import Budget
-from .errors import PrivacyError
 from .noise import epsilon_of, on_grid, sampled_curve
 
 # The sum of clipped gradients of single rows, in secret. For linear layers no gradient of a single row is computed.

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from ..choreography import Party
+from ..errors import PrivacyError
 from ..tensor import SharedTensor
 from ..tensor.holders import draw, reveal_argmax
-from .errors import PrivacyError
 from .noise import (
     LARGEST_SCALE,
     DiscreteGaussian,

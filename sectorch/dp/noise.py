@@ -23,10 +23,9 @@ import torch
 from dp_accounting import rdp as accounting
 from scipy.special import gammaln, logsumexp
 
-from ..errors import FixedPointRangeError, NonFiniteError, ShapeError
+from ..errors import FixedPointRangeError, NonFiniteError, PrivacyError, ShapeError
 from ..ring import HEADROOM_BITS
 from ..secure_sum import NoiseCarriers
-from .errors import PrivacyError
 
 LARGEST_SCALE = float(1 << 20)
 _LARGEST_ON_GRID = 2.0**40

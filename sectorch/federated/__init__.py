@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from ..deprecation import renamed_names
 from ..display import Plot
+from ..errors import ArchitectureError, CheckpointError, FederationError, PlotError, TooLongError, WorkerError
 from .command import Option, Options, Study, option
-from .errors import ArchitectureError, CheckpointError, FederationError, PlotError, TooLongError, WorkerError
 from .folder import RunFolder, Workers
 from .outcome import Outcome, Scores
 from .participants import FederatedData, FederatedExperiment, Participant

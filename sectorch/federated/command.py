@@ -41,7 +41,7 @@ from ..data.datasets import ROOT_HELP
 from ..deprecation import deprecate
 from ..display import Plot
 from ..dp.budget import BudgetFile
-from .errors import FederationError
+from ..errors import FederationError
 from .folder import KINDS, RunFolder, Workers
 from .outcome import Outcome, titled, write_csv
 from .parties import Parties, Simulation

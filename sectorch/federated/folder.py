@@ -36,8 +36,8 @@ from typing import Any
 import torch
 
 from .. import files
+from ..errors import CheckpointError, FederationError, WorkerError
 from ..optional_deps import required_imports
-from .errors import CheckpointError, FederationError, WorkerError
 
 AGAIN = "remove it and the files of its name, and that part is done again"
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from ..choreography.ledger import Observer
 from ..choreography.net import Sent
 from ..display import Plot
-from .errors import FederationError
+from ..errors import FederationError
 from .watch import Estimate
 
 

@@ -16,9 +16,9 @@ from torch import nn
 from ..data.datasets import IMAGES, Dataset, load
 from ..data.partition import PARTITIONS, partition
 from ..data.seeds import derive
+from ..errors import ArchitectureError, FederationError
 from ..nn.models import BasicBlock, Square, lenet, resnet8, resnet10, resnet14, resnet16, resnet18, vgg5, vgg7
 from .command import Options, Place, option, owned
-from .errors import ArchitectureError, FederationError
 from .folder import Workers, digest
 from .parties import Parties, Simulation
 from .run import Experiment, Held, R, Run

@@ -43,8 +43,7 @@ from torch import fx, nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.roles import STAR, Cast, Roles
-from ..errors import ArgumentError, MisplacedValueError, RefusedError, SectorchError
-from .errors import CheckpointError, FederationError
+from ..errors import ArgumentError, CheckpointError, FederationError, MisplacedValueError, RefusedError, SectorchError
 from .folder import RunFolder, Workers
 from .outcome import Outcome, Received, merged, titled
 from .parties import TURN, Parties, Simulation, Turns, as_list, meet

@@ -17,11 +17,10 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from ..data.seeds import derive, generator
 from ..deprecation import renamed_fields
-from ..errors import FixedPointRangeError
+from ..errors import FederationError, FixedPointRangeError
 from ..nn.symbolic_trace import calls_of
 from ..optional_deps import required_imports
 from .command import Options, option
-from .errors import FederationError
 from .participants import Participant
 from .run import ABSENT, Held, Run, digest_of, estimated_by, progress
 from .watch import Estimate

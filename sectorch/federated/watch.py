@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, Group
 
 from ..cli.command import bars
-from .errors import TooLongError
+from ..errors import TooLongError
 
 Tick = Callable[..., None]
 """Called after each part of a step, or with the number of parts that are done."""

@@ -56,11 +56,10 @@ from msgspec import Meta
 from .. import files
 from ..choreography import Party
 from ..dp.budget import BudgetFile
-from ..dp.errors import BudgetFileError, PrivacyError
 from ..dp.gradients import add_noise
 from ..dp.mechanisms import scale_for
 from ..dp.noise import gaussian_curve
-from ..errors import ArgumentError, SectorchError
+from ..errors import ArgumentError, BudgetFileError, PrivacyError, SectorchError
 from ..ops.rounding import floor_value
 from ..sealed import SealedHead, key_of, read_tensors, seal, unseal, write_tensors
 from ..session import Session

@@ -15,8 +15,7 @@ from federation_world import World, each
 from network_world import until
 
 from sectorch.dp import BudgetExhaustedError, epsilon_of
-from sectorch.errors import FrameError, NetworkError, SectorchError
-from sectorch.federated.errors import FederationError
+from sectorch.errors import FederationError, FrameError, NetworkError, SectorchError
 from sectorch.federated.run import Run
 from sectorch.federated.training import Training
 from sectorch.federated.watch import Watch

@@ -11,8 +11,7 @@ from federation_world import World, each
 from network_world import until
 
 from sectorch.choreography.ledger import Profile
-from sectorch.errors import NetworkError, SectorchError
-from sectorch.federated.errors import FederationError
+from sectorch.errors import FederationError, NetworkError, SectorchError
 from sectorch.federated.watch import Watch
 from sectorch.network.federation.party import Federation
 from sectorch.protocols.capride import CaPriDe, Settings, federation

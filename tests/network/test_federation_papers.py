@@ -9,8 +9,7 @@ from federation_world import World, each
 from network_world import until
 
 from sectorch.choreography.ledger import Profile
-from sectorch.errors import SectorchError
-from sectorch.federated.errors import FederationError
+from sectorch.errors import FederationError, SectorchError
 from sectorch.federated.watch import Watch
 from sectorch.protocols.perturbation import algorithm
 from sectorch.protocols.perturbation.experiment import PerturbedFL, build

@@ -10,8 +10,7 @@ from federation_world import World, each
 from network_world import until
 from torch import nn
 
-from sectorch.errors import NetworkError, SectorchError
-from sectorch.federated.errors import FederationError
+from sectorch.errors import FederationError, NetworkError, SectorchError
 from sectorch.federated.training import Training
 from sectorch.federated.watch import Watch
 from sectorch.network.federation.party import Federation

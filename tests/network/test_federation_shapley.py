@@ -9,8 +9,7 @@ import torch
 from federation_world import World, each
 from network_world import until
 
-from sectorch.errors import NetworkError
-from sectorch.federated.errors import FederationError
+from sectorch.errors import FederationError, NetworkError
 from sectorch.federated.watch import Watch
 from sectorch.protocols.secsv import (
     Settings,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sectorch.data.errors import DataError, DatasetMissingError
 from sectorch.data.partition import dirichlet
+from sectorch.errors import DataError, DatasetMissingError
 from sectorch.federated import FederationError
 from sectorch.protocols.secsv import build, federation
 from sectorch.protocols.secsv.experiment import COMMAND, for_model

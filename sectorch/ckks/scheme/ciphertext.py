@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, KeyMismatchError, LevelError, MemoryBudgetError, ScaleError
 from ...ring.jit import run_in_threads
-from ..errors import KeyMismatchError, LevelError, MemoryBudgetError, ScaleError
 from . import loops
 from .keys import PublicKeys, SwitchingKey
 from .ntt import minus_, plus_, tables, times_

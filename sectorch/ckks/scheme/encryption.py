@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from ...choreography.streams import PairKey, random_secret
-from ...errors import ArgumentError
+from ...errors import ArgumentError, ScaleError
 from ...ring.jit import run_in_threads
-from ..errors import ScaleError
 from . import loops
 from .ciphertext import Cipher, allocate_ciphertexts
 from .keys import PublicKeys

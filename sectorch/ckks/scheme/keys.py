@@ -22,8 +22,7 @@ import torch
 from msgspec import Meta
 from tenseal import sealapi
 
-from ...errors import SecretAccessError
-from ..errors import KeyMismatchError, MissingKeyError, SerialisationError
+from ...errors import KeyMismatchError, MissingKeyError, SecretAccessError, SerialisationError
 from .ntt import times_
 from .seal import (
     INTEGER_BITS,

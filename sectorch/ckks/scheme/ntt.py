@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from ...errors import ScaleError, SecurityLevelError
 from ...ring.jit import run_in_threads
 from ...ring.products import matmul
-from ..errors import ScaleError, SecurityLevelError
 from . import loops
 
 

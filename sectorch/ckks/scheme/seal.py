@@ -24,7 +24,7 @@ import torch
 import zstandard
 from tenseal import sealapi
 
-from ..errors import SecurityLevelError, SerialisationError
+from ...errors import SecurityLevelError, SerialisationError
 from .ntt import MAX_PRIME_BITS
 
 # Parameters: ring degree and modulus chain at 128-bit security, and the canonical scale of every level.

@@ -29,15 +29,20 @@ from ...deprecation import renamed_attribute
 from ...errors import (
     ArgumentError,
     DtypeError,
+    KeyMismatchError,
+    LevelError,
+    MissingKeyError,
     NonFiniteError,
+    ScaleError,
     SecretAccessError,
     SectorchError,
+    SerialisationError,
     ShapeError,
+    SlotError,
     UnsupportedOpError,
 )
 from ...tensor.dispatch import METADATA, SECRETS, is_operator
 from ...tensor.table import CONVERSIONS, OpTable, as_sectorch_error, check_same_device, spell, torch_on_meta
-from ..errors import KeyMismatchError, LevelError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from ..scheme.ciphertext import (
     Cipher,
     add_numbers,

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...errors import ArgumentError, DtypeError, SectorchError, UnsupportedOpError
+from ...errors import ArgumentError, DtypeError, ScaleError, SectorchError, UnsupportedOpError
 from ...ring.jit import run_in_threads
 from ...tensor.table import spell
-from ..errors import ScaleError
 from ..scheme import loops
 from ..scheme.ciphertext import (
     Cipher,

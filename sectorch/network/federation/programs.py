@@ -36,9 +36,8 @@ from ...choreography.program.trace import Program
 from ...choreography.roles import STAR, Roles
 from ...choreography.run.local import DryRuntime
 from ...cli.command import Parser
-from ...errors import ArgumentError, IdentityError, SectorchError
+from ...errors import ArgumentError, FederationError, IdentityError, SectorchError
 from ...federated.command import Command, Option, chosen, owned, sweeps
-from ...federated.errors import FederationError
 from ...federated.parties import Names, as_list, star
 from ...mpc.star.key_agreement import Identities
 from ...session import Session, answering_parties

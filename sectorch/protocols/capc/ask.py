@@ -27,8 +27,7 @@ from ...ckks.module import send_keys
 from ...ckks.scheme.keys import Keys, PublicKeys
 from ...dp import GNMax, Mechanism
 from ...dp.mechanisms import Drawn
-from ...errors import NetworkError
-from ...federated.errors import FederationError
+from ...errors import FederationError, NetworkError
 from ...federated.outcome import first_and_later
 from ...federated.parties import Parties
 from ...federated.watch import Estimate

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from ...display import Plot
 from ...dp import ORDERS, Budget, BudgetFile, ConfidentGNMax, Mechanism, epsilon_of
+from ...errors import FederationError
 from ...federated.command import Command
-from ...federated.errors import FederationError
 from ...federated.outcome import Outcome, Scores, learned, merged, table, titled, where_it_ran
 from ...federated.participants import FederatedExperiment
 from ...federated.run import Held, Run

@@ -30,7 +30,7 @@ from ...dp import (
     reachable_epsilon,
     scale_for,
 )
-from ...federated.errors import FederationError
+from ...errors import FederationError
 from ...federated.run import estimated_by
 from ...federated.training import Task, Training, answer_of, seconds_of_all, train_all
 from ...federated.watch import Estimate

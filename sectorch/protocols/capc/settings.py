@@ -15,9 +15,9 @@ from ...data.partition import PARTITIONS, partition
 from ...data.seeds import derive, generator
 from ...data.selection import SELECTIONS
 from ...dp import MECHANISMS, ConfidentGNMax, NoisyMax
+from ...errors import FederationError
 from ...federated import participants
 from ...federated.command import BudgetOptions, Options, option
-from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.participants import NAME, Participant, Samples, build, check_federation, check_fits
 from ...federated.training import Training

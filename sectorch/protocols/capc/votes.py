@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ...data.seeds import generator
-from ...federated.errors import FederationError
+from ...errors import FederationError
 from ...federated.training import answer_of, logits_of
 from ...session import Session
 from ...tensor import SharedTensor, share_tensor

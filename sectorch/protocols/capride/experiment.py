@@ -19,8 +19,8 @@ from ...data.datasets import IMAGES, Dataset
 from ...data.partition import partition
 from ...data.seeds import derive, generator
 from ...display import Plot
+from ...errors import FederationError
 from ...federated.command import Command, Options, option
-from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.outcome import Outcome, Received, percents, table, titled, where_it_ran
 from ...federated.participants import FederatedExperiment, Samples, dataset_of

@@ -16,9 +16,8 @@ from torch.func import functional_call, jvp, vmap
 from ... import ckks
 from ...ckks import DisaggregationError as DisaggregationError
 from ...errors import CorruptedCiphertextError as CorruptedCiphertextError
-from ...errors import SectorchError
+from ...errors import FederationError, SectorchError
 from ...federated.command import Options, option
-from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.participants import Participant, Samples, check_federation
 from ...federated.training import OPTIMIZERS, Training

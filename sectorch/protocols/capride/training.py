@@ -14,8 +14,8 @@ from torch import nn
 from ... import ckks
 from ...ckks.releases import SIGMAS
 from ...data.seeds import generator
+from ...errors import FederationError
 from ...federated import outcome
-from ...federated.errors import FederationError
 from ...federated.participants import Samples
 from ...federated.parties import Parties
 from ...federated.run import note

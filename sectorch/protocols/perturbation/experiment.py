@@ -25,9 +25,9 @@ from torch import nn
 from ...choreography import Party, Phase
 from ...choreography.ledger import Observer
 from ...display import Plot
+from ...errors import FederationError
 from ...federated import outcome
 from ...federated.command import Command, Options, Place, option
-from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.outcome import Outcome, Received, where_it_ran
 from ...federated.parties import Parties, Simulation

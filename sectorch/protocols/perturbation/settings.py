@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...data import datasets
-from ...data.errors import DatasetMissingError
+from ...errors import DatasetMissingError
 from ...federated.command import Options, option
 from ...optional_deps import required_imports
 from .errors import BatchMismatchError, NoiseError, WeightError

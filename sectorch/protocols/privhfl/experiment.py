@@ -14,8 +14,8 @@ from torch import nn
 
 from ...data.seeds import generator
 from ...display import Plot
+from ...errors import FederationError
 from ...federated.command import Command
-from ...federated.errors import FederationError
 from ...federated.outcome import Outcome, learned, merged, percents, table, titled, where_it_ran
 from ...federated.participants import FederatedData, FederatedExperiment, Participant, images_and_labels
 from ...federated.run import Held, Run

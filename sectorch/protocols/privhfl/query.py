@@ -18,8 +18,7 @@ from torch import nn
 
 from ...config import Scheme
 from ...dp.noise import on_grid
-from ...errors import FixedPointRangeError
-from ...federated.errors import FederationError
+from ...errors import FederationError, FixedPointRangeError
 from ...federated.participants import Participant
 from ...nn.inputs import Inputs
 from ...nn.module import SecureModule, ranges, record_program, secure

@@ -14,10 +14,9 @@ from ...config import RELU_MODES, Scheme
 from ...data.datasets import Dataset
 from ...data.selection import EXPANSIONS, LAMBDAS, PAIRED, SELECTIONS
 from ...dp.noise import epsilon_of, gaussian_curve
-from ...errors import SectorchError
+from ...errors import ArchitectureError, FederationError, SectorchError
 from ...federated import participants
 from ...federated.command import BudgetOptions, option
-from ...federated.errors import ArchitectureError, FederationError
 from ...federated.outcome import first_and_later
 from ...federated.participants import FAMILIES, Participant, Samples, build, check_federation, check_fits
 from ...federated.training import Training

@@ -25,10 +25,9 @@ from ...ckks.scheme.keys import SecretKey
 from ...data.datasets import DATASETS
 from ...data.partition import DividedData, federation
 from ...data.seeds import derive
-from ...errors import FrameError
+from ...errors import FederationError, FrameError
 from ...federated import folder, run
 from ...federated.command import Command, Options, Place, option
-from ...federated.errors import FederationError
 from ...federated.folder import RunFolder, digest
 from ...federated.outcome import Outcome, merged
 from ...federated.parties import Parties as Federation

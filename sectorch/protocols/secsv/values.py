@@ -16,8 +16,8 @@ import torch
 from ...data.seeds import generator
 from ...errors import CheckpointError as CheckpointError
 from ...errors import CorruptedCiphertextError as CorruptedCiphertextError
+from ...errors import FederationError as FederationError
 from ...errors import SectorchError
-from ...federated.errors import FederationError as FederationError
 
 Name = TypeVar("Name", int, str)
 """How a client is called: by its number, or by its name."""
