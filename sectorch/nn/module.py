@@ -686,7 +686,7 @@ class SecureModule(InferenceModule):
             return 0
         return max((m.bytes for m in ledger if m.label != "omega_masked"), default=0)
 
-    def _can_cut(self, inputs: Inputs, rows: int) -> bool:
+    def can_cut(self, inputs: Inputs, rows: int) -> bool:
         """Whether pieces of so many rows, and one of the rest, give the results of the whole batch."""
         if inputs.rows is None:
             return False
@@ -705,16 +705,16 @@ class SecureModule(InferenceModule):
             return (inputs,)
         rows = inputs.rows or max((shape[0] for shape in inputs.shapes if shape), default=1)
         if self._chunk is not None and rows > self._chunk:
-            if not self._can_cut(inputs, self._chunk):
+            if not self.can_cut(inputs, self._chunk):
                 raise ArgumentError(
                     f"chunk={self._chunk} would cut a batch of {rows} rows into pieces, but rows of this model meet, "
                     f"or it cannot be seen that they do not; leave chunk out, or ask with at most {self._chunk} rows"
                 )
             return inputs.split(self._chunk)
-        if self._chunk is not None or rows < 2 or not self._can_cut(inputs, min(rows, FEW)):
+        if self._chunk is not None or rows < 2 or not self.can_cut(inputs, min(rows, FEW)):
             return (inputs,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(inputs)))
-        return inputs.split(span) if span < rows and self._can_cut(inputs, span) else (inputs,)
+        return inputs.split(span) if span < rows and self.can_cut(inputs, span) else (inputs,)
 
 
 # Calibration: a number format from the values that a model has on typical inputs.

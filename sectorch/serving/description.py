@@ -187,6 +187,11 @@ MAX_NODES = 20_000
 """Operations of all programs together, and weights, and constants."""
 MAX_PROGRAMS, MAX_INPUTS = 64, 256
 MAX_CONSTANT = 1 << 20
+MORE_ROWS = (4, 7, 65, 840)
+"""Rows for which a forward is recorded, beside few, before its program is taken for any number: odd and even, and
+multiples of small numbers and others. A forward that decides by a number of rows above the last is not seen to."""
+MAX_RECORDED = 1 << 24
+"""Elements of a public constant in such a recording."""
 MAX_WEIGHT = 1 << 32
 MAX_JSON = 4 << 20
 """Bytes of a description as it travels."""
@@ -508,7 +513,8 @@ def describe(
         inputs: what it is called with: a tensor, or `Inputs(input_ids=ids, attention_mask=mask)`; or several of these
             in a list, and it is served for each. Of secret tensors only shapes and dtypes enter; a tensor that is
             marked by `sectorch.public` is a part of the program with its content. Where the module does the same with
-            other numbers of rows, the description holds for any number of them, and else for these shapes.
+            other numbers of rows, the description holds for any number of them, and else for these shapes. This is
+            tried with up to 840 rows: serve a module that decides by a larger number for each shape that it meets.
 
     What the description reveals: operations, their order and public arguments, what of the forward depends on no
     secret, and every weight's shape.
@@ -580,9 +586,27 @@ class _Writer:
             return 0, program
         others = {n: self._with(inputs, n) for n in (1, FEW, FEW + 1) if n != inputs.rows}
         same = {n: p for n, p in others.items() if p is not None and same_program(program, p, grown=True)}
-        if not {FEW, FEW + 1} - {inputs.rows} <= same.keys():
+        if not {FEW, FEW + 1} - {inputs.rows} <= same.keys() or not self._holds_for_more(inputs):
             return 0, program
         return 1 if inputs.rows == 1 or 1 in same else FEW, same[max(same)]
+
+    def _holds_for_more(self, inputs: Inputs) -> bool:
+        """Whether the forward does the same with more rows: it may cut them into groups, or count them and decide."""
+        recorded = self._secure.recording(inputs)
+        if recorded is None:
+            return False
+        constants = (v.numel() for name, v in recorded.values.items() if name.startswith(CONSTANT))
+        largest = max(constants, default=0) // (inputs.rows or 1)
+        for rows in MORE_ROWS:
+            if rows * largest > MAX_RECORDED:
+                break
+            try:
+                other = self._secure.recording(inputs.meta(rows))
+            except Exception:  # a forward that takes no such batch
+                return False
+            if other is None or not same_program(recorded, other, grown=True):
+                return False
+        return True
 
     def _with(self, inputs: Inputs, rows: int) -> Trace | None:
         try:

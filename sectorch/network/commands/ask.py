@@ -189,7 +189,10 @@ def query(arguments: Sequence[str] | None = None) -> int:
     add_asker(p)
     p.add_argument("--out", type=Path, help="where to write the predictions (.npy, .npz, .safetensors)")
     p.add_argument(
-        "--batch", type=at_least(1), help=f"rows per query; {BATCH}, or more where a row takes little memory"
+        "--batch",
+        type=at_least(1),
+        help=f"rows per query; {BATCH}, or more where a row takes little memory, and "
+        "to be named where rows may depend on each other",
     )
     p.add_argument(
         "--prepare", type=at_least(0), default=0, help="have so many rows prepared ahead; what is at hand counts"
@@ -361,11 +364,21 @@ def _batch(model: RemoteModel, given: Given, options: argparse.Namespace) -> int
     """The rows of a query where none are named: those of a job that goes on, of prepared calls, or `BATCH` and more.
 
     Where the server or the model's owner looks into some of the calls, it depends on their rows what that shows.
+
+    Raises:
+        ArgumentError: there are more, and the model's program does not show that a row's result depends on that row
+            alone.
     """
     begun = None if options.out is None else ResultFiles.begun(options.out)
     if begun is not None:
         return begun.batch
     first, *others = batches(model.served, given, BATCH)
+    if others and not model.can_cut(first):
+        rows = sum(piece.rows or 1 for piece in (first, *others))
+        raise ArgumentError(
+            f"a query takes {BATCH} rows and there are {rows}, and rows of this model may depend on each other: "
+            f"--batch {rows} asks all at once, a smaller one so many at a time, each batch as if it were alone"
+        )
     if not others or model.prepared() or options.audited > 1 or options.verified or options.decoys is not None:
         return BATCH
     return model.rows_within(first, BATCH_MEMORY)

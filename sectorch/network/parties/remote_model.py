@@ -432,6 +432,15 @@ class RemoteModel:
         with self._lock:
             return self._current_session().party.rows_within(inputs, size)
 
+    def can_cut(self, inputs: Inputs) -> bool:
+        """Whether the results of pieces of a batch are those of the batch: no row's result depends on another row.
+
+        Raises:
+            NetworkError: no session could be opened.
+        """
+        with self._lock:
+            return self._current_session().party.can_cut(inputs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of a call. Where material is prepared for such inputs, only the online phase runs."""
         return self.ask(self.check(*args, **kwargs))

@@ -57,6 +57,7 @@ from ...errors import (
     StoreFullError,
 )
 from ...mpc.star.key_agreement import Identities
+from ...nn.graph_cache import FEW
 from ...nn.inputs import Inputs
 from ...nn.module import SecureModule
 from ...nn.remote_program import Kind, RemoteProgram
@@ -265,6 +266,10 @@ class PartySession:
         program = module.choreography(meta)
         memory = max(part_of(program, frozenset({party})).memory["call"] for party in (Q, S, module.party))
         return inputs.rows * max(1, size // memory)
+
+    def can_cut(self, inputs: Inputs) -> bool:
+        """Whether the results of pieces of a batch are those of the batch."""
+        return all(module.can_cut(inputs.meta(), FEW) for module in self._modules)
 
     def rows_at_once(self, inputs: Inputs) -> int:
         """Rows of a batch that all models take in one piece; 0 where the inputs have no rows."""
