@@ -4,6 +4,7 @@
     python benchmarks/generation.py gpt2                    # GPT-2 small, 32 tokens after a prompt of 64
     python benchmarks/generation.py gpt2 --layers 2 --prompt 8 --tokens 4 --prepare 2
     python benchmarks/generation.py processes               # the same, S and A as processes of their own, over TLS
+    python benchmarks/generation.py processes --network wan --round-trip 20    # over an emulated link
 
 `families` generates 8 tokens of two texts, one padded, and holds them to the plain model's own `generate`. `gpt2` has
 random weights of trained size; the steps of which material was prepared (--prepare) show what is left online.
@@ -29,6 +30,7 @@ from huggingface_models import CASES, Case
 from rich.console import Console
 
 import sectorch
+from sectorch.cli.command import add_link, chosen_network
 from sectorch.errors import SectorchError
 from sectorch.network import RemoteTexts, save_generation
 from sectorch.testing.local_network import Stage
@@ -115,17 +117,23 @@ def gpt2(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
     return row
 
 
-def processes(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
-    """The same as three processes: seconds of the clock at Q, and resident memory of each party."""
+def processes(layers: int, prompt: int, tokens: int, ahead: int, network: str | sectorch.Link) -> dict[str, Any]:
+    """The same as three processes: seconds of the clock at Q, and resident memory of each party.
+
+    The link is emulated, unless it is "lan".
+    """
+    scheme = sectorch.Scheme(network=network)
+    link = None if network == "lan" else scheme.link
     model = gpt2_model(layers)
     ids, expected, plain = plain_text(model, prompt, tokens)
     write = lambda path: save_generation(model, [(1, prompt)], tokens, path, masked=False, eos_token_id=[])
     row: dict[str, Any] = {"layers": layers, "prompt": prompt, "tokens": tokens, "plain_s": plain}
+    row["link"] = str(network)
     row["different_tokens"] = len(set(expected[0, prompt:].tolist()))
     start = time.perf_counter()
-    with Stage({"chat": write}) as stage, stage.connect("alice") as connection:
+    with Stage({"chat": write}, link) as stage, stage.connect("alice") as connection:
         row["start_s"] = time.perf_counter() - start
-        texts = RemoteTexts(connection.model("chat"))
+        texts = RemoteTexts(connection.model("chat", scheme))
         for name in ("", "ahead_") if ahead else ("",):
             if name:
                 start = time.perf_counter()
@@ -154,13 +162,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--prepare", type=int, default=0, help="how many steps of a second text are prepared")
     parser.add_argument("--json", type=Path, default=RESULTS)
+    add_link(parser)
     options = parser.parse_args()
+    network = chosen_network(options)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     console, rows = Console(), json.loads(options.json.read_text()) if options.json.exists() else {}
     if options.what != "families":
-        measure = gpt2 if options.what == "gpt2" else processes
-        row = rows[options.what] = measure(options.layers, options.prompt, options.tokens, options.prepare)
+        sizes = options.layers, options.prompt, options.tokens, options.prepare
+        row = rows[options.what] = gpt2(*sizes) if options.what == "gpt2" else processes(*sizes, network)
         console.print_json(json.dumps(row))
     else:
         causal = [name for name, c in CASES.items() if c.kind == "decoder" and "public" not in name]

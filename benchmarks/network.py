@@ -3,6 +3,7 @@
     python benchmarks/network.py                              # LeNet on digits and VGG-7, batches 1 and 32
     python benchmarks/network.py --nets lenet --threads 2     # torch threads of each process
     python benchmarks/network.py --profile                    # where the querying process's seconds go
+    python benchmarks/network.py --nets resnet50 --batches 1 --network wan --repeats 3    # an emulated link
 
 S and A are processes of their own, Q is this one. Local and remote calls alternate, so that a machine whose speed
 drifts favours neither; the medians are printed. While one side runs, the other's processes wait. The local run has the
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sectorch
+from sectorch.cli.command import add_link, chosen_network
 from sectorch.testing.local_network import Stage, example
 
 
@@ -49,14 +51,27 @@ def timed(work) -> tuple[float, torch.Tensor]:
     return time.perf_counter() - start, result
 
 
-def compare(net: str, batches: list[int], repeats: int, threads: int, profile: bool) -> list[dict]:
-    """One net in one stage."""
-    model, images = digits(max(batches)) if net == "lenet" else example(net, max(batches))
+def photographs(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    """ResNet-50 with random weights, and random images."""
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    return resnet50().eval(), torch.randn(max(2, batch), 3, 224, 224)
+
+
+def compare(
+    net: str, batches: list[int], repeats: int, threads: int, profile: bool, network: str | sectorch.Link
+) -> list[dict]:
+    """One net in one stage. The link between the processes is emulated, unless it is "lan"."""
+    own = {"lenet": digits, "resnet50": photographs}
+    model, images = own[net](max(batches)) if net in own else example(net, max(batches))
+    scheme = sectorch.Scheme(network=network)
+    link = None if network == "lan" else scheme.link
     everything = torch.get_num_threads()
-    local, rows = sectorch.secure(model, session=sectorch.Session()), []
-    with Stage({net: (model, images)}, threads=threads) as stage, stage.connect("alice") as connection, torch.no_grad():
+    local, rows = sectorch.secure(model, scheme, session=sectorch.Session()), []
+    with Stage({net: (model, images)}, link, threads) as stage, stage.connect("alice") as connection, torch.no_grad():
         for batch in batches:
-            x, remote = images[:batch], connection.model(net)
+            x, remote = images[:batch], connection.model(net, scheme)
             plain = model(x).argmax(1)
             remote(x), local(x)
             whole: dict = {"remote": [], **{n: [] for n in {1, everything}}}
@@ -128,11 +143,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each of the three processes")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", help="write the figures to this file")
+    add_link(parser)
     options = parser.parse_args()
-    rows = []
+    rows, network = [], chosen_network(options)
     for net in options.nets:
-        rows += compare(net, options.batches, options.repeats, options.threads, options.profile)
-    table = Table(title="Three processes on loopback with TLS against one process")
+        rows += compare(net, options.batches, options.repeats, options.threads, options.profile, network)
+    table = Table(title=f"Three processes with TLS ({network}) against one process")
     for column in ("net", "batch", "local s", "remote s", "ratio", "ahead s", "online s", "online, of both", "MB"):
         table.add_column(column, justify="left" if column == "net" else "right")
     for row in rows:
