@@ -43,7 +43,7 @@ from .choreography.run.replay import (
     check_recomputable,
     message_digest,
 )
-from .choreography.streams import SECRET_BYTES, KeyStream, PairKey, PairKeys, derive, random_secret
+from .choreography.streams import SECRET_BYTES, DisclosedKey, KeyStream, PairKeys, derive, random_secret
 from .errors import ArgumentError, DecoyError, FalseServerError, OtherAnswerError, SectorchError
 from .mpc.star.statement import DIGESTS, Statement, attest
 
@@ -511,6 +511,10 @@ def digest_keys(secrets_of: Mapping[str, bytes]) -> dict[str, bytes]:
     return {role: derive(secret, b"", "statement", SECRET_BYTES) for role, secret in secrets_of.items()}
 
 
+_RIGHT, _FALSE, _UNFIT = range(3)
+"""What A reports of the decoys that it has checked: S was right; S has sent something else; one cannot be checked."""
+
+
 class _Call:
     """The computations of this process's parties for one call."""
 
@@ -593,11 +597,13 @@ class _Call:
             content[1 + SECRET_BYTES : 1 + 2 * SECRET_BYTES],
         )
         if not bytes_eq(content[1 + 2 * SECRET_BYTES :], hashlib.sha256(bytes(message.tolist())).digest()):
-            raise FalseServerError(f"S states one thing of call {self._call} to Q, and another to A")
+            raise FalseServerError(f"S states one thing of call {self._call} to Q, and another to A, or Q says so")
         if decoy:
             statements.asked += 1
             setup = [content for _, content in statements.messages_of(self._program, self._setup)]
-            between = self._session.runtime.keys.of(_pair(self.Q, self.A)).replica()
+            pair = _pair(self.Q, self.A)
+            labels = {n.step.name for n in self._program.setup if isinstance(n.step, Draw) and n.step.owners == pair}
+            between = self._session.runtime.keys.of(pair).disclose(self._call, labels)
             check = DecoyCheck(
                 self._program, self._setup, statement, with_Q, self._streams["A"],
                 setup_key(self._session, self._setup), seed, [x for x in setup if x is not None],
@@ -605,14 +611,17 @@ class _Call:
             )  # fmt: skip
             statements.check(check)
         with statements.lock:
-            found, counts = statements.found is not None, (statements.asked, statements.checked)
-        return self._seal("report", bytes([found]) + b"".join(count.to_bytes(8, "big") for count in counts))
+            found, counts = statements.found, (statements.asked, statements.checked)
+        said = _RIGHT if found is None else _FALSE if isinstance(found, FalseServerError) else _UNFIT
+        return self._seal("report", bytes([said]) + b"".join(count.to_bytes(8, "big") for count in counts))
 
     def accept(self, report: torch.Tensor) -> torch.Tensor:
         """At Q: check A's report, without which the result is not used."""
         content, statements = self._open("report", report), self._statements
         asked, checked = (int.from_bytes(content[at : at + 8], "big") for at in (1, 9))
-        if content[0]:
+        if content[0] == _UNFIT:
+            raise DecoyError("A cannot check a decoy: its keys or its input, as Q names them, do not fit the call")
+        if content[0] != _RIGHT:
             raise statements.found or FalseServerError(
                 "A has found that S computed something else than the program: no result since the last decoy counts"
             )
@@ -629,7 +638,9 @@ class _Call:
         try:
             return AESGCM(derive(self._between, b"", name, 32)).decrypt(bytes(12), bytes(sealed.tolist()), None)
         except InvalidTag:
-            raise FalseServerError(f"S has changed a {name} of call {self._call} between Q and A") from None
+            raise FalseServerError(
+                f"S has changed a {name} of call {self._call} between Q and A, or it was not sealed for this call"
+            ) from None
 
 
 # A's check of a decoy, and what it shows to others.
@@ -644,7 +655,7 @@ class DecoyCheck:
         with_Q, with_A: the keys of S's streams in this call, the first as Q names it.
         setup_key: of the digests of the setup's messages. seed: of the made-up input, as Q names it.
         received, sent: what A has sent S in the setup, and in the call.
-        between: the streams of Q and A.
+        between: the streams of Q and A in this call and in the setup, and no others.
     """
 
     program: Program
@@ -657,7 +668,7 @@ class DecoyCheck:
     received: list[torch.Tensor] = field(repr=False)
     sent: list[torch.Tensor] = field(repr=False)
     statements: Statements = field(repr=False)
-    between: PairKey = field(repr=False)
+    between: DisclosedKey = field(repr=False)
     device: torch.device
 
     @property
@@ -718,8 +729,8 @@ class DecoyCheck:
     def check_model(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Compute all messages of A in this call and in the setup again, from these weights, as an auditor does.
 
-        The auditor has compared the weights with the version in the receipts. It may read what S holds of this session:
-        with the streams of Q and A in this check it can remove the masks of other calls.
+        The auditor has compared the weights with the version in the receipts. What it is shown of the streams of Q and
+        A draws the masks of this call and of the weights, and of no other call.
 
         Args:
             weights: A's inputs of the program, by name.

@@ -356,6 +356,56 @@ def test_q_that_deals_falsely_in_a_decoy_accuses_nobody(monkeypatch):
     monkeypatch.setattr(PartyRuntime, "transfer", transfer)
     found = run(SMALL, [(X, True)])
     assert isinstance(found["A"], DecoyError) and "Q has sent S something else" in str(found["A"])
+    assert isinstance(found["Q"], DecoyError), "Q is told that its decoy does not fit, and nothing of S"
+
+
+NOTES = {
+    "a decoy that was none": (False, lambda c: b"\1" + c[1:]),
+    "a decoy that was none, with keys of nothing": (False, lambda c: b"\1" + bytes(range(64)) + c[65:]),
+    "another key": (True, lambda c: c[:1] + bytes(32) + c[33:]),
+    "the key of another call": (True, lambda c: c[:1] + other_calls_key(c) + c[33:]),
+    "another seed": (True, lambda c: c[:33] + bytes(32) + c[65:]),
+    "key and seed exchanged": (True, lambda c: c[:1] + c[33:65] + c[1:33] + c[65:]),
+    "another statement": (False, lambda c: c[:65] + bytes(32)),
+    "another statement of a decoy": (True, lambda c: c[:65] + bytes(32)),
+    "the whole of it": (True, lambda c: bytes(255 - byte for byte in c)),
+}
+
+
+def other_calls_key(content: bytes) -> bytes:
+    return decoys.derive(content[1:33], b"", "call/1", 32)
+
+
+@pytest.mark.parametrize("said", NOTES)
+def test_whatever_q_says_of_a_call_accuses_nobody(said, monkeypatch):
+    """Typed at A and at Q, without evidence; S's part and the messages of the call are right."""
+    decoy, change = NOTES[said]
+    own = decoys._Call._seal
+
+    def seal(self, name, content):
+        return own(self, name, change(content) if name == "note" else content)
+
+    monkeypatch.setattr(decoys._Call, "_seal", seal)
+    found = run(SMALL, [(X, decoy)])
+    expected = FalseServerError if "statement" in said or "whole" in said else DecoyError
+    assert type(found["A"]) is expected and getattr(found["A"], "evidence", None) is None
+    assert "Q" in str(found["A"]) and isinstance(found["Q"], (DecoyError, PeerLostError)), "Q has no result"
+
+
+def test_a_note_of_another_call_is_refused(monkeypatch):
+    """It is sealed for one call of one session."""
+    own, first = decoys._Call._seal, []
+
+    def seal(self, name, content):
+        if name != "note":
+            return own(self, name, content)
+        first.append(own(self, name, content))
+        return first[0]
+
+    monkeypatch.setattr(decoys._Call, "_seal", seal)
+    found = run(SMALL, [(X, False), (X, False)])
+    assert isinstance(found["A"], FalseServerError) and "not sealed for this call" in str(found["A"])
+    assert found["A"].evidence is None and isinstance(found["Q"], PeerLostError)
 
 
 def test_honest_servers_are_not_accused():
@@ -431,7 +481,10 @@ def test_the_coin_has_its_rate_whatever_came_before():
     assert not any(Decoys(0).flip() for _ in range(100)) and "0.3" not in repr(coin)
 
 
-@pytest.mark.parametrize("rate", [1, 1.0, -0.1, math.nan, "0.1", True, None])
+NO_RATES = [1, 1.0, -0.1, math.nan, math.inf, -math.inf, "0.1", "", b"0", True, None, 0.1j, [0.1], torch.tensor(0.1)]
+
+
+@pytest.mark.parametrize("rate", NO_RATES, ids=repr)
 def test_rates_that_are_none(rate):
     with pytest.raises(ArgumentError, match="0 <= decoys < 1"):
         Decoys(rate)

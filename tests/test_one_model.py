@@ -13,6 +13,7 @@ from torch import nn
 
 import sectorch
 from sectorch import decoys
+from sectorch.choreography.streams import PairKey
 from sectorch.config import Scheme
 from sectorch.decoys import (
     DecoyCheck,
@@ -270,6 +271,27 @@ def test_an_auditor_finds_an_a_that_masks_one_model_and_computes_with_another(mo
     check.run()  # S is not accused
     with pytest.raises(OtherAnswerError, match="other messages than these weights give"):
         check.check_model(weights_of(secured()))
+
+
+@pytest.mark.parametrize("network", ["lan", "wan"])
+def test_what_an_auditor_is_shown_draws_no_other_call(network, monkeypatch):
+    """Streams of labels are those of the setup alone: each call has a secret of its own, prepared or not."""
+    drawn, own = set(), PairKey._fill
+
+    def fill(self, label, call, *more):
+        drawn.add(("call" if self._one_call else "labels", call))
+        return own(self, label, call, *more)
+
+    monkeypatch.setattr(PairKey, "_fill", fill)
+    secure = secured(SMOOTH, Scheme(accountable=True, network=network))
+    secure(X)
+    secure.preprocess(X)
+    secure(X)
+    with decoy_call():
+        secure(X)
+    setup = secure.session.setup_of(secure.choreography(X)).call
+    of_labels = {call for kind, call in drawn if kind == "labels"}
+    assert of_labels == {setup} and len({call for kind, call in drawn if kind == "call"} - {setup}) == 3
 
 
 @pytest.mark.sectorch_long

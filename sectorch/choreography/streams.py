@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -74,6 +74,15 @@ class PairKey:
         """A key that draws the same streams a second time, for a party that checks another's computation."""
         return PairKey(self._secret, self._session, self._one_call)
 
+    def disclose(self, call: int, labels: Iterable[str]) -> DisclosedKey:
+        """What shows the streams of one call that has a secret of its own, and those of labels in all other calls."""
+        return DisclosedKey(
+            self._session, {call: self.of_call(call)}, {label: self._label_key(label) for label in labels}
+        )
+
+    def _label_key(self, label: str) -> bytes:
+        return derive(self._secret, self._session, f"stream/{label}", 16)
+
     def words(self, label: str, call: int, draw: int, count: int, pinned: bool = False) -> torch.Tensor:
         """`count` uniform ring elements, int64 [count]; `pinned` in page-locked memory, from which a device can copy.
 
@@ -120,7 +129,7 @@ class PairKey:
         label = "one call" if self._one_call else label
         key = self._keys.get(label)
         if key is None:
-            key = self._keys[label] = algorithms.AES(derive(self._secret, self._session, f"stream/{label}", 16))
+            key = self._keys[label] = algorithms.AES(self._label_key(label))
         # A nonce for each call and draw. The counter of blocks follows it, and starts at 2, as GCM's content does.
         nonce = call.to_bytes(4, "big") + draw.to_bytes(4, "big") + bytes(4)
         if by_gcm(len(out)):
@@ -133,6 +142,33 @@ class PairKey:
             stream.reset_nonce(nonce + _FIRST)
         _fill(stream, out)
         self._streams[label] = stream
+
+
+class DisclosedKey(PairKey):
+    """What somebody is shown of a pair's secret: enough to draw some streams a second time, and no others.
+
+    Args:
+        calls: secrets of calls that have one of their own, by number.
+        labels: keys of the streams of labels, which calls without a secret of their own draw from.
+    """
+
+    def __init__(self, session: bytes, calls: Mapping[int, bytes], labels: Mapping[str, bytes]):
+        super().__init__(bytes(SECRET_BYTES), session)
+        self.calls, self.labels = dict(calls), dict(labels)
+
+    def of_call(self, call: int) -> bytes:
+        return self._shown(self.calls, call)
+
+    def _label_key(self, label: str) -> bytes:
+        return self._shown(self.labels, label)
+
+    def replica(self) -> DisclosedKey:
+        return DisclosedKey(self._session, self.calls, self.labels)
+
+    def _shown(self, keys: Mapping, name: object) -> bytes:
+        if name not in keys:
+            raise KeyAgreementError(f"the streams of {name!r} are not among those that were shown")
+        return keys[name]
 
 
 class PairKeys:

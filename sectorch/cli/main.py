@@ -32,6 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "limits": ("network.limits:limits", "what clients may ask of a party, and what they have used"),
         "audit": ("network.audit:audit_command", "check receipts: who learned what, and when"),
         "evidence": ("network.server_evidence:evidence_command", "check evidence against a server that cheated"),
+        "check-model": ("network.model_audit:check_model_command", "check, with the weights, which model has answered"),
         "keys": ("network.identity.authority:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {
@@ -75,8 +76,7 @@ def overview() -> str:
         lines += ["", f"{title}:", *(f"  {name:14}{line}" for name, (_, line) in commands.items())]
     return "\n".join([
         *lines, "",
-        "sectorch COMMAND --help shows options and examples.",
-        "--json prints the result as JSON and nothing else; --debug shows tracebacks.",
+        "--help: options and examples; --json: JSON alone; --debug: tracebacks.",
         "Exit codes: 0 done, 1 failed, 2 not understood, 130 stopped by Ctrl-C.",
     ])  # fmt: skip
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers import check_refused_number
 from network_world import Trio, until
 from torch import nn
 
@@ -24,10 +25,12 @@ from sectorch.network.commands.ask import query
 from sectorch.network.identity.commitment import commitment_to, opens, sign_version, signer_of
 from sectorch.network.identity.identity import Credentials, fingerprint_of, new_identity, read_identity
 from sectorch.network.memory import MemoryBound
+from sectorch.network.model_audit import check_model_command, read_record
 from sectorch.network.parties.remote_model import PendingQueries
 from sectorch.network.parties.server import Registry
 from sectorch.network.store import Store
 from sectorch.nn.inputs import Inputs
+from sectorch.serving.model_file import read_model, save_model
 
 ACCOUNTABLE = Scheme(accountable=True)
 GOOD = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -108,7 +111,7 @@ def test_a_server_that_cheats_in_a_decoy_leaves_evidence(checking, monkeypatch, 
     assert server_evidence.evidence_command([str(path), "--key", other]) == 1
     assert f"signed by {trio.key} and not by {other}" in capsys.readouterr().err
     head, evidence = server_evidence.read_evidence(path)
-    evidence.check(server_evidence.program_of(head))
+    evidence.check(server_evidence.trace_program(head)[0])
     assert not any(secret in caplog.text for secret in (head.with_Q, head.with_A, head.setup_key))
 
     with pytest.raises(errors.SectorchError, match="answers nothing over it any more"):
@@ -130,7 +133,7 @@ def test_a_server_that_cheats_in_a_decoy_leaves_evidence(checking, monkeypatch, 
         bad.write_bytes(changed)
         try:
             found, shown = server_evidence.read_evidence(bad)
-            shown.check(server_evidence.program_of(found))
+            shown.check(server_evidence.trace_program(found)[0])
         except errors.SectorchError:
             continue
         parts = lambda e: [*e.setup, *e.from_Q, *e.from_A]
@@ -328,12 +331,108 @@ def test_known_answers_are_asked_among_questions_and_notice_another_model(checki
         trio.connection.model("hospital-b", known=x)
 
 
+@pytest.fixture
+def audited(checking, tmp_path, monkeypatch):
+    """Two decoys of two sessions that A has kept, the file of its model, and what an auditor compares."""
+    trio, model = checking
+    trio.party.close()
+    folder, path = tmp_path / "records", tmp_path / "model.safetensors"
+    folder.mkdir()
+    save_model(model, GOOD, path)
+    trio.party = answer(
+        trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, audit_server=trio.key, keep_decoys=folder
+    )
+    coins(monkeypatch, True, False, True, False)
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+    remote(GOOD)
+    end_sessions(remote)
+    remote(GOOD[:1])
+    assert until(lambda: len(list(folder.glob("decoy-*.record"))) == 2, 30)
+    return trio, model, remote.version, sorted(folder.iterdir()), path
+
+
+def test_an_auditor_checks_with_the_weights_which_model_has_answered(audited, tmp_path, capsys):
+    trio, model, version, records, path = audited
+    known = ["--version", version, "--key", trio.key]
+    for record in records:
+        assert record.stat().st_mode & 0o77 == 0
+        assert check_model_command([str(record), str(path), *known, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["version"], shown["key"], shown["model"]) == (version, trio.key, "hospital-b")
+        assert shown["signed_by"] == fingerprint_of(trio.made["hospital-b"].identity)
+        assert check_model_command([str(record), str(path)]) == 0
+        assert shown["statement"] in "".join(capsys.readouterr().out.split())
+    record = records[0]
+    head, check, _ = read_record(record, read_model(path)[1])
+    secrets = (head.salt, head.seed, head.between, *head.labels.values(), head.with_Q, head.with_A, head.setup_key)
+    assert not any(secret in repr((head, check, check.between)) for secret in secrets)
+    assert set(check.between.calls) == {check.statement.call} and len(check.between.labels) > 0
+    for draw in (lambda key: key.of_call(check.statement.call + 1), lambda key: key.words("other label", 0, 0, 1)):
+        with pytest.raises(errors.KeyAgreementError, match="not among those that were shown"):
+            draw(check.between)
+    other, wrong = tmp_path / "other.safetensors", fingerprint_of(trio.made["alice"].identity)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed[2].bias[0] += 2.0**-12
+    save_model(changed, GOOD, other)
+    for options, why in (
+        ([record, other], "these weights do not open version"),
+        ([record, path, "--key", wrong], f"signed by {trio.key} and not by {wrong}"),
+        ([record, path, "--version", "8c2e"], f"is of version {version} and not of 8c2e"),
+        ([path, path], "is no record of a decoy"),
+        ([tmp_path / "missing", path], "cannot read"),
+        ([record, record], "sectorch convert"),
+    ):
+        assert check_model_command([*map(str, options), "--json"]) == 1
+        out, said = capsys.readouterr()
+        assert out == "" and why in " ".join(said.split()) and "Traceback" not in said
+        assert not any(secret in said for secret in secrets)
+    data = record.read_bytes()
+    for at in range(8, len(data), max(1, len(data) // 80)):  # a changed record is none, or says the same of the call
+        bad = tmp_path / "changed"
+        bad.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        if check_model_command([str(bad), str(path), *known, "--json"]) == 0:
+            again = json.loads(capsys.readouterr().out)
+            assert {**again, "found_at": ""} == {**shown_of(record, path, capsys), "found_at": ""}
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def shown_of(record, path, capsys) -> dict:
+    assert check_model_command([str(record), str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_a_that_answers_with_another_model_is_found_by_an_auditor(audited, tmp_path, monkeypatch, capsys):
+    """Under its commitment: what it shows the auditor opens the version."""
+    trio, model, version, records, path = audited
+    swap(trio)
+    coins(monkeypatch, True, False)
+    monkeypatch.setattr("sectorch.decoys.flip", lambda rate: False)  # no decoy is asked again
+    remote = trio.connection.model("hospital-b", ACCOUNTABLE, decoys=0.3)
+    assert remote.version == version and not torch.equal(remote(GOOD), sectorch.reference(model)(GOOD))
+    folder = records[0].parent
+    assert until(lambda: len(list(folder.iterdir())) == 3, 30)
+    (new,) = set(folder.iterdir()) - set(records)
+    assert check_model_command([str(new), str(path), "--version", version]) == 1
+    assert "other messages than these weights give, as S has signed" in " ".join(capsys.readouterr().err.split())
+
+
+def test_decoys_are_kept_where_they_are_checked(checking, tmp_path):
+    trio, model = checking
+    made = (trio.address, trio.made["hospital-b"], model, GOOD)
+    with pytest.raises(errors.ArgumentError, match="add --audit-server"):
+        answer(*made, pins=trio.pins, keep_decoys=tmp_path)
+    with pytest.raises(errors.ArgumentError, match="there is no folder"):
+        answer(*made, pins=trio.pins, audit_server=True, keep_decoys=tmp_path / "missing")
+
+
 def test_a_client_or_server_that_cannot_is_refused(checking, pki, tmp_path):
     trio, model = checking
     with pytest.raises(errors.ArgumentError, match="add Scheme"):
         trio.connection.model("hospital-b", decoys=0.1)
-    with pytest.raises(errors.ArgumentError, match="0 <= decoys < 1"):
-        trio.connection.model("hospital-b", ACCOUNTABLE, decoys=1)
+    for rate in (1, -0.1, float("nan"), float("inf"), "0.1", True, None, torch.tensor(0.1)):
+        with pytest.raises(errors.ArgumentError, match="0 <= decoys < 1"):
+            trio.connection.model("hospital-b", ACCOUNTABLE, decoys=rate)
     with pytest.raises(errors.ArgumentError, match="leave accountable=True out"):
         trio.connection.aggregate(["hospital-b", "bob"], ACCOUNTABLE)
     trio.party.close()
@@ -399,13 +498,18 @@ def questions(tmp_path):
     [
         (["--decoys", "0.1", "--prepare", "3"], "leave --decoys or --prepare out"),
         (["--decoys", "0.1", "--verified"], "leave audited and verified out"),
-        (["--decoys", "1"], "0 <= decoys < 1"),
+        *((["--decoys", rate], "0 <= decoys < 1") for rate in ("1", "nan", "inf", "1e400", "-0.1")),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(questions, capsys, options, why):
     assert query(["hospital-b", questions, *options]) != 0
     lines = capsys.readouterr().err.strip()
     assert why in " ".join(lines.split()) and "Traceback" not in lines
+
+
+@pytest.mark.parametrize("rate", ["", "x", "10%", "0,1", "[0.1]"])
+def test_a_rate_that_is_no_number_is_one_line(questions, capsys, rate):
+    check_refused_number(query, ["hospital-b", questions, "--decoys", rate], "--decoys", capsys)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import BuiltinFunctionType
@@ -510,6 +510,17 @@ class Setup:
         """An empty setup with the same numbers of draws, to replay another party's steps of this setup."""
         return Setup(self.call, self)
 
+    def draw_numbers(self, program: Program) -> list[int]:
+        """The number of each draw in the setup of a program, in its order; -1 for those that were not taken."""
+        return [self._numbers.get(slot, -1) for slot in _drawn(program)]
+
+    @classmethod
+    def of_numbers(cls, call: int, program: Program, numbers: Sequence[int]) -> Setup:
+        """An empty setup to replay steps of one that has these `draw_numbers`."""
+        setup = cls(call)
+        setup._numbers |= {slot: n for slot, n in zip(_drawn(program), numbers, strict=True) if n >= 0}
+        return setup
+
     def values(self, part: Projection, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> dict[Slot, Any]:
         """The values of the setup that a projection needs. Missing steps are taken now.
 
@@ -756,3 +767,8 @@ def _in_own_memory(value: Any) -> Any:
 
 def _bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def _drawn(program: Program) -> list[Slot]:
+    """The first slot of each draw in the setup of a program."""
+    return [node.slots[0] for node in program.setup if isinstance(node.step, Draw)]

@@ -489,6 +489,10 @@ def answer(arguments: Sequence[str] | None = None) -> int:
         "--audit-server", nargs="?", const=True, default=False, metavar="KEY",
         help="check what the server computes in clients' decoys; KEY is the fingerprint of its identity key",
     )  # fmt: skip
+    p.add_argument(
+        "--keep-decoys", metavar="FOLDER",
+        help="keep each decoy that was checked for an auditor, who runs `sectorch check-model`",
+    )  # fmt: skip
     p.add_argument("--imprecise", action="store_true", help="answer with a model that loses digits in fixed point, too")
     p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
     for add in (add_client, add_pins, *_ADDED, add_core, add_watch):
@@ -521,7 +525,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits, model=first, replica=options.replica,
             audited=options.audited, verified=options.verified, imprecise=options.imprecise,
-            memory=memory_of(options), audit_server=options.audit_server,
+            memory=memory_of(options), audit_server=options.audit_server, keep_decoys=options.keep_decoys,
         )  # fmt: skip
         for model, path in others:
             party.offer(*read_model(path), model)

@@ -67,6 +67,7 @@ from ..messages import (
     ToFollow,
     Void,
 )
+from ..model_audit import write_record
 from ..names import LONGEST, account_of, name_of, readable
 from ..receipts import Receipts
 from ..server_evidence import write_evidence
@@ -104,13 +105,19 @@ class ServerAuditor:
         key: the fingerprint of the server's identity key; empty takes the key that a session's server shows.
         folder: where evidence is written; None writes none.
         memory: the process's bound on memory, in which a decoy counts until it is checked.
+        records: a folder in which each decoy that was found right is kept for an auditor (`sectorch check-model`).
 
     Raises:
-        ArgumentError: the key is no fingerprint.
+        ArgumentError: the key is no fingerprint, or there is no such folder.
     """
 
-    def __init__(self, key: str = "", folder: Path | None = None, memory: MemoryBound | None = None):
-        self._memory = memory or MemoryBound()
+    def __init__(
+        self, key: str = "", folder: Path | None = None, memory: MemoryBound | None = None,
+        records: Path | None = None,
+    ):  # fmt: skip
+        if records is not None and not records.is_dir():
+            raise ArgumentError(f"there is no folder {records} to keep decoys in: make it, for its owner alone")
+        self._memory, self._records = memory or MemoryBound(), records
         self._key, self._folder, self._found = ServerKey(key), folder, False
         self._checks: queue.Queue[tuple[DecoyCheck, ModelOffer, Scheme, dict[str, str]] | None] = queue.Queue(
             MAX_CHECKS
@@ -155,7 +162,8 @@ class ServerAuditor:
     def _write_log(self, check: DecoyCheck, offer: ModelOffer, scheme: Scheme, facts: dict[str, str]) -> None:
         found, said = check.statements.found, {**facts, "call": check.statement.call}
         if found is None:
-            write(log, "decoy checked", logging.DEBUG, **said)
+            kept = {} if self._records is None else {"record": self._keep_record(self._records, check, offer, scheme)}
+            write(log, "decoy checked", logging.DEBUG, **said, **kept)
         elif isinstance(found, DecoyError):
             write(log, "decoy that cannot be checked", logging.WARNING, **said, why=log_text(found))
         else:
@@ -174,17 +182,32 @@ class ServerAuditor:
         self._found = True  # until a file says so
         if self._folder is None:
             return "not kept: no --store"
-        statement = found.evidence.statement
-        name = hashlib.sha256(statement.signed_bytes()).hexdigest()[:32]
-        path = self._folder / f"false-server-{name}.evidence"
-        when = datetime.now(timezone.utc).isoformat()
-        facts = {"model": offer.name, "version": offer.version, "found_at": when}
+        path = self._folder / f"false-server-{_name_of(check)}.evidence"
         try:
-            write_evidence(path, found.evidence, check.program, offer.description, scheme, facts)
+            write_evidence(path, found.evidence, check.program, offer.description, scheme, _facts_of(offer))
         except OSError as error:
             return f"not kept: {error.strerror}"
         self._found = False
         return str(path)
+
+    def _keep_record(self, folder: Path, check: DecoyCheck, offer: ModelOffer, scheme: Scheme) -> str:
+        """Write a decoy for an auditor; returns the file's name, or why there is none."""
+        path = folder / f"decoy-{_name_of(check)}.record"
+        try:
+            write_record(path, check, offer.description, scheme, _facts_of(offer), offer.signed, offer.salt)
+        except OSError as error:
+            return f"not kept: {error.strerror}"
+        return str(path)
+
+
+def _name_of(check: DecoyCheck) -> str:
+    """The name of a file about a call."""
+    return hashlib.sha256(check.statement.signed_bytes()).hexdigest()[:32]
+
+
+def _facts_of(offer: ModelOffer) -> dict[str, str]:
+    """What a file about a call says of the model, and when it was written."""
+    return {"model": offer.name, "version": offer.version, "found_at": datetime.now(timezone.utc).isoformat()}
 
 
 CHECKING = 5.0
@@ -346,7 +369,7 @@ class ModelOffer:
 
     Attributes:
         name: PARTY or PARTY/MODEL.
-        edition: this party's commitment to the weights. signed: its signature of the version.
+        edition: this party's commitment to the weights. salt: opens it. signed: its signature of the version.
         made: when the version was added, in microseconds; the latest one answers.
         programs: the programs of its calls, shared by its sessions.
         replaced: whether a later version has replaced it.
@@ -356,6 +379,7 @@ class ModelOffer:
     description: dict
     weights: dict[str, torch.Tensor] = field(repr=False)
     edition: str
+    salt: bytes = field(repr=False)
     signed: str
     made: int
     programs: ProgramCache = field(default_factory=ProgramCache, repr=False)
@@ -404,9 +428,9 @@ class ModelOffers:
         """
         served, name = load_program(description, weights), f"{self._party}/{model}" if model else self._party
         check_served(served, name, self._imprecise)
-        edition, _ = commitment_to(weights, self._key)
+        edition, salt = commitment_to(weights, self._key)
         signed = sign_version(self._key, name, version(description, edition))
-        new = ModelOffer(name, description, weights, edition, signed, time.time_ns() // 1000)
+        new = ModelOffer(name, description, weights, edition, salt, signed, time.time_ns() // 1000)
         with self._lock:
             held = self._offers.setdefault(new.name, [])
             if held and held[-1].version == new.version:
@@ -503,6 +527,7 @@ class Answering:
         memory: bytes that this process may hold; see `MemoryBound`.
         audit_server: whether to check decoys (`ServerAuditor`), and so to answer accountable queries; the fingerprint
             of the server's identity key, or True for any.
+        keep_decoys: a folder in which each checked decoy is kept for an auditor who has the weights (docs/decoys.md).
 
     Raises:
         PrecisionError: the model loses digits in fixed point, by the check that `secure` does.
@@ -531,6 +556,7 @@ class Answering:
         imprecise: bool = False,
         memory: int | None = None,
         audit_server: bool | str = False,
+        keep_decoys: str | Path | None = None,
     ):
         self._memory = MemoryBound(memory)
         if credentials.identity is None:
@@ -544,7 +570,10 @@ class Answering:
         self.store = store or Store()
         folder = self.store.folder if self.store.lasting else None
         known = audit_server if isinstance(audit_server, str) else ""
-        self._auditor = ServerAuditor(known, folder, self._memory) if audit_server else None
+        records = None if keep_decoys is None else Path(keep_decoys)
+        if records is not None and not audit_server:
+            raise ArgumentError("decoys are kept where they are checked: add --audit-server (audit_server=)")
+        self._auditor = ServerAuditor(known, folder, self._memory, records) if audit_server else None
         self._admission = Admission(unchecked, audited, folder, verified, self._auditor)
         self.store.on_evict = self._void_material
         if replica and not self.store.lasting:
@@ -862,6 +891,7 @@ def answer(
     verified: bool = False,
     imprecise: bool = False,
     audit_server: bool | str = False,
+    keep_decoys: str | Path | None = None,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -870,8 +900,8 @@ def answer(
         model: a module in evaluation mode that `sectorch.secure` takes, or what torch.export made of it.
         inputs: example inputs; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise, audit_server: see
-            `Answering`.
+        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise, audit_server,
+            keep_decoys: see `Answering`.
 
     Returns:
         The running party, registered with the server.
@@ -889,6 +919,7 @@ def answer(
     running = Answering(
         address, credentials, description, weights, pins, store, patience, unchecked, receipts, limits,
         replica=replica, audited=audited, verified=verified, imprecise=imprecise, audit_server=audit_server,
+        keep_decoys=keep_decoys,
     )  # fmt: skip
     try:
         running.register(name)
