@@ -162,10 +162,9 @@ def test_a_call_that_fails_at_a_in_the_middle_leaves_the_others(world, remotes, 
     assert all(torch.equal(y, expected[i]) for i, y in found.items())
 
 
-def test_a_client_that_stalls_keeps_nobody_waiting(world, remotes, expected, groups):
-    """It asks and sends half of what it has to send; the others' calls go on without it."""
-    stalled = remotes[0]
-    send, count, stop = stalled.connection.link.send, [0], threading.Event()
+def stall(remote) -> threading.Event:
+    """Have a client ask, send half of what it has to send, and wait for the event."""
+    send, count, stop = remote.connection.link.send, [0], threading.Event()
 
     def stalling(data: bytes, urgent: bool = False) -> None:
         count[0] += 1
@@ -173,14 +172,38 @@ def test_a_client_that_stalls_keeps_nobody_waiting(world, remotes, expected, gro
             stop.wait(60)
         send(data, urgent)
 
-    stalled.connection.link.send = stalling
-    wrong: dict = {}
+    remote.connection.link.send = stalling
+    return stop
+
+
+def test_a_client_that_stalls_keeps_nobody_waiting(world, remotes, expected, groups):
+    """It asks and sends half of what it has to send; the others' calls go on without it."""
+    stop, wrong = stall(remotes[0]), {}
     found, threads = asked(remotes, wrong)
     finished(threads[1:])
     assert all(torch.equal(found[i], expected[i]) for i in range(1, CLIENTS)) and 0 not in found
     stop.set()
     finished(threads[:1])
     assert torch.equal(found[0], expected[0]) and not wrong
+
+
+def test_a_call_that_comes_alone_runs_while_its_client_deals_and_keeps_nobody_waiting(world, remotes, expected, groups):
+    """S and A begin it at once, in a turn of its own; where it stalls, the others have the other turn."""
+    stop, wrong = stall(remotes[0]), {}
+    assert until(lambda: at_rest(world), 30)
+    alone: dict[int, torch.Tensor] = {}
+    first = threading.Thread(target=lambda: alone.__setitem__(0, remotes[0](X[0])), daemon=True)
+    first.start()
+    running = lambda turns: turns.figures()["calls_running"]
+    assert until(lambda: running(world.server._turns) == running(world.party._turns) == 1, 30)
+    found, threads = asked(remotes[1:], wrong)
+    finished(threads)
+    assert set(found) == set(range(CLIENTS - 1)) and not wrong and not alone
+    assert sum(groups) == 2 * (CLIENTS - 1)
+    stop.set()
+    finished([first])
+    assert torch.equal(alone[0], expected[0])
+    assert sum(groups) == 2 * (CLIENTS - 1)
 
 
 def test_calls_of_other_shapes_are_not_mixed(world, remotes, expected, groups):

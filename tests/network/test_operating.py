@@ -845,13 +845,15 @@ def test_names_of_another_case_wait_as_one_client(trio, pki):
     trio.pins.pin("Carol", fingerprint_of(made.identity))
     asked = []
     for party in (trio.server, trio.party):
-        inner = party._turns.turn
-        party._turns.turn = lambda client, tick, inner=inner: asked.append(client) or inner(client, tick)
+        for inner in (party._turns.turn, party._turns.turn_if_idle):
+            noted = lambda client, *tick, inner=inner: asked.append(client) or inner(client, *tick)
+            setattr(party._turns, inner.__name__, noted)
     with connect(trio.address, made, pins=trio.pins) as connection:
         remote = connection.model("hospital-b")
-        for _ in range(2):  # the first by itself, the second in a batch
-            remote(X)
-    assert asked == ["carol"] * 4
+        remote(X)  # by itself
+        with trio.server._turns.turn("another", lambda: None):
+            remote(X)  # in a batch
+    assert asked == ["carol", "carol", "another", "carol", "carol", "carol"]
 
 
 @pytest.mark.parametrize("given", ["Hospital-B", "hospital-c", "\u04bbospital-b", "hospital-b\n"], ids=ascii)

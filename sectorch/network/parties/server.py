@@ -254,7 +254,14 @@ class ServerSessions:
                     ) from None
 
     def _run_call(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: ModelQuery) -> None:
-        """Run a call, in a batch with calls of other sessions where possible, otherwise alone in a turn of its own."""
+        """Run a call, in a batch with calls of other sessions where possible, otherwise alone in a turn of its own.
+
+        A call that comes while no other runs or waits goes alone: S and A then compute while its client still deals.
+        """
+        with self._turns.turn_if_idle(account_of(client)) as idle:
+            if idle:
+                self._run_alone(party, channels, asked)
+                return
         program = party.batchable_program(asked)
         part = None if program is None else part_of(program, frozenset({S}))
         room = None if part is None else self._batcher.reserve(part, Q)

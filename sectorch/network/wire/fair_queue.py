@@ -82,11 +82,25 @@ class FairQueue:
         try:
             yield
         finally:
-            with self._changed:
-                self._running[client] -= 1
-                if not self._running[client]:
-                    del self._running[client]
-                self._changed.notify_all()
+            self._end(client)
+
+    @contextmanager
+    def turn_if_idle(self, client: str) -> Iterator[bool]:
+        """Take a turn for the block if no call runs or waits and there is a place beside it; says whether it did.
+
+        Raises:
+            BusyError: no more calls are begun.
+        """
+        with self._changed:
+            self._check_open()
+            idle = self._limit > 1 and not self._running and not self._waiting
+            if idle:
+                self._begin(client)
+        try:
+            yield idle
+        finally:
+            if idle:
+                self._end(client)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -98,16 +112,26 @@ class FairQueue:
                 self._check_open()
                 if self._may_go(ticket) or (self._changed.wait(TICK) and self._may_go(ticket)):
                     self._waiting.remove(ticket)
-                    client = ticket[1]
-                    self._running[client] += 1
-                    self._count += 1
-                    self._served.pop(client, None)
-                    self._served[client] = self._count
-                    while len(self._served) > 1000:
-                        self._served.pop(next(iter(self._served)))
+                    self._begin(ticket[1])
                     self._changed.notify_all()
                     return
             tick()
+
+    def _begin(self, client: str) -> None:
+        """Begin a call of a client. Called with the lock held."""
+        self._running[client] += 1
+        self._count += 1
+        self._served.pop(client, None)
+        self._served[client] = self._count
+        while len(self._served) > 1000:
+            self._served.pop(next(iter(self._served)))
+
+    def _end(self, client: str) -> None:
+        with self._changed:
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]
+            self._changed.notify_all()
 
     def _may_go(self, ticket: tuple[int, str]) -> bool:
         """Whether this call is the next, and may run now. Called with the lock held."""
