@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributed_parties import preload_fork_server
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["seeded_tests"]
@@ -34,6 +35,7 @@ def pytest_configure(config):
     # A shell starts what it runs in the background deaf to Ctrl-C, as are then the processes that tests stop by it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    preload_fork_server()
     # Test processes would otherwise fight over the cores; the results do not depend on it.
     torch.set_num_threads(1)
     # For absent devices torch.manual_seed writes down a stack trace each time, and op_db seeds before each sample.

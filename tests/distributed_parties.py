@@ -21,16 +21,28 @@ from sectorch.errors import PeerLostError
 
 PROCESSES = multiprocessing.get_context("forkserver")
 """Each is a fork of a server that has imported the package and nothing of the tests: an import takes five seconds."""
-PROCESSES.set_forkserver_preload(
-    ["sectorch", "sectorch.cli.main", "torch._dynamo", "sklearn.datasets", "preloaded_modules"]
-)
+PRELOADED = ["sectorch", "sectorch.cli.main", "torch._dynamo", "sklearn.datasets", "preloaded_modules"]
+
+
+def preload_fork_server() -> None:
+    """Whoever starts the server first, it has imported `PRELOADED`: also a run with workers, which asks for less.
+
+    Otherwise every process that this one starts later would import the package, and load compiled loops, itself.
+    """
+    server = forkserver._forkserver
+    start = server.ensure_running
+
+    def ensure_running() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+            server.set_forkserver_preload(PRELOADED)
+            start()
+
+    server.ensure_running = ensure_running
 
 
 def forked(target: Callable, args: Iterable[Any]) -> Any:
-    """A process that runs the target, not started yet. Where it is the first, its server is, which finds `warmed`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        forkserver.ensure_running()
+    """A process that runs the target, not started yet."""
     return PROCESSES.Process(target=target, args=tuple(args))
 
 
