@@ -97,6 +97,20 @@ def test_large_matrices(n: int, k: int, m: int):
     assert torch.equal(matmul(x.t().contiguous().t(), y.t().contiguous().t()), by_sums(x, y))
 
 
+@pytest.mark.parametrize("kept", [1, 64 * 70, 2 * 64 * 70 + 1])
+def test_matrices_whose_tiles_are_made_in_parts(kept: int, monkeypatch):
+    """One tile at a time, or two, and a last part that is narrower."""
+    parts = []
+    monkeypatch.setattr(products, "_KEPT", kept)
+    monkeypatch.setattr(products, "to_tiles", lambda y, made=products.to_tiles: parts.append(made(y)) or parts[-1])
+    x, y = ring_values((33, 70), 63, 1), ring_values((70, 200), 63, 2)
+    for left, right in ((x, y), (y.t(), x.t().contiguous()), (x.t().contiguous().t(), y.t().contiguous().t())):
+        parts.clear()
+        assert torch.equal(matmul(left, right), by_sums(left, right))
+        assert not parts or all(len(tiles) <= max(1, kept // (64 * 70)) for tiles in parts)
+    assert parts or not products.wide_products()
+
+
 BATCHED = [
     ((5,), (5,)),
     ((5,), (5, 3)),

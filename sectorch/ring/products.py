@@ -296,6 +296,7 @@ _SMALL = 1 << 15  # products below this many multiplications gain nothing from t
 _LARGE = 1 << 24  # a weight of so many elements, a vocabulary, is kept in tiles for few rows only (24 bytes each)
 _GROUP = 1 << 18  # with fewer multiplications, a convolution gains nothing from computing its groups one by one
 _UNIT = 1 << 18  # with fewer multiplications, a product gains nothing from the matrix unit
+_KEPT = (1 << 22) - (1 << 13)  # words of the largest block that is kept (`choreography/pages.py`); more is made anew
 
 
 def _device(*tensors: torch.Tensor) -> str:
@@ -413,8 +414,21 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     copied_x = n + n * m / k + (0 if y.t().is_contiguous() else m)
     in_the_time_of_a_copy = 48 if wide_products() else 1
     if in_y / in_the_time_of_a_copy + copied_y <= in_x / in_the_time_of_a_copy + copied_x:
-        return _times_columns(x, to_tiles(y), m)
-    return _times_columns(y.t(), to_tiles(x.t()), n).t()
+        return _times_matrix(x, y)
+    return _times_matrix(y.t(), x.t()).t()
+
+
+def _times_matrix(left: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """[r, K] times [K, n] -> [r, n]; no more than `_KEPT` words are in tiles at a time."""
+    n = matrix.shape[1]
+    step = max(TILE, _KEPT // len(matrix) // TILE * TILE)
+    if n <= step:
+        return _times_columns(left, to_tiles(matrix), n)
+    left, out = left.contiguous(), torch.empty(len(left), n, dtype=torch.int64)
+    for start in range(0, n, step):
+        part = matrix[:, start : start + step]
+        out[:, start : start + step] = _times_columns(left, to_tiles(part), part.shape[1])
+    return out
 
 
 class PreparedProduct(ABC):
