@@ -10,11 +10,13 @@ the transport.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 
 from ...errors import FrameError
@@ -122,22 +124,37 @@ def _unpack_one(data: memoryview, start: int) -> tuple[Frame, int]:
 
 def raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order, without a copy where it is stored so."""
-    flat = tensor.detach().reshape(-1)
-    if flat.stride(0) != 1:  # also of a single element, which torch calls contiguous whatever its stride
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().data
+    if not tensor.numel():
+        return memoryview(b"")
+    # numpy's view of it, since a view of torch's takes several times as long.
+    return memoryview(tensor.detach().contiguous().numpy()).cast("B")
+
+
+def tensor_of(payload: bytes | memoryview, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of its own memory that has these bytes."""
+    if not payload:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(np.frombuffer(bytearray(payload), _IN_NUMPY[dtype]).reshape(shape))
+
+
+_IN_NUMPY = {torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
+
+
+@functools.lru_cache(1 << 12)
+def _names(path: str, label: str, shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, int, int, int], bytes]:
+    """What a header says of a message beside its place and its content, and the bytes between the two."""
+    p, n = path.encode(), label.encode()
+    return (PAYLOADS.index(dtype), len(shape), len(p), len(n)), struct.pack(f">{len(shape)}Q", *shape) + p + n
 
 
 def parts_of(frame: Frame, tensor: torch.Tensor) -> Iterator[bytes]:
     """A tensor as packed frames, each of at most `PART_BYTES` of payload."""
-    data, shape = raw(tensor), tuple(tensor.shape)
-    path, label = frame.path.encode(), frame.label.encode()
-    names = struct.pack(f">{len(shape)}Q", *shape) + path + label
+    data = raw(tensor)
+    lengths, names = _names(frame.path, frame.label, tensor.shape, tensor.dtype)
     count = max(1, -(-len(data) // PART_BYTES))
     for i in range(count):
         part = data[i * PART_BYTES : (i + 1) * PART_BYTES]
         head = _HEAD.pack(
-            MAGIC, VERSION, frame.kind, frame.session, frame.call, frame.number, i, count,
-            PAYLOADS.index(tensor.dtype), len(shape), len(path), len(label), len(part),
-        )  # fmt: skip
+            MAGIC, VERSION, frame.kind, frame.session, frame.call, frame.number, i, count, *lengths, len(part)
+        )
         yield b"".join((head, names, part))

@@ -17,7 +17,7 @@ from ..ledger import observers
 from ..net import Party, Phase, Sent
 from ..pages import keep_pages
 from ..streams import PairKey, PairKeys
-from .frames import Frame, Kind, parts_of
+from .frames import Frame, Kind, parts_of, tensor_of
 
 
 class MessageChannel(Protocol):
@@ -129,20 +129,26 @@ class PartyRuntime:
 
     def _receive(self, line: Sent) -> torch.Tensor:
         number = next(self._received[line.src])
+        self._flush()
+        channel, size = self._channels[line.src], line.bytes
+        frame = channel.receive()
+        self._check(frame, line, number, 0)
+        if frame.parts == 1 and len(frame.payload) == size:
+            return tensor_of(frame.payload, line.shape, line.dtype)
         out = torch.empty(line.shape, dtype=line.dtype)
         into = out.reshape(-1).view(torch.uint8).numpy().data
         done, part, parts = 0, 0, 1
-        self._flush()
         while part < parts:
-            frame = self._channels[line.src].receive()
-            self._check(frame, line, number, part)
-            size = len(frame.payload)
-            if done + size > len(into):
+            if part:
+                frame = channel.receive()
+                self._check(frame, line, number, part)
+            count = len(frame.payload)
+            if done + count > size:
                 raise FrameError(f"{line.src} sent more bytes for {line.path}/{line.label} than its shape holds")
-            into[done : done + size] = frame.payload
-            done, part, parts = done + size, part + 1, frame.parts
-        if done != len(into):
-            raise FrameError(f"{line.src} sent {done} bytes for {line.path}/{line.label}, expected {len(into)}")
+            into[done : done + count] = frame.payload
+            done, part, parts = done + count, part + 1, frame.parts
+        if done != size:
+            raise FrameError(f"{line.src} sent {done} bytes for {line.path}/{line.label}, expected {size}")
         return out
 
     def _check(self, frame: Frame, line: Sent, number: int, part: int) -> None:
@@ -151,7 +157,7 @@ class PartyRuntime:
             frame.part,
         )  # fmt: skip
         expected = (
-            Kind.DATA, self._wire, line.call, number, line.path, line.label, tuple(line.shape), line.dtype, part,
+            Kind.DATA, self._wire, line.call, number, line.path, line.label, line.shape, line.dtype, part,
         )  # fmt: skip
         if received != expected:
             names = ("kind", "session", "call", "number", "protocol", "label", "shape", "dtype", "part")

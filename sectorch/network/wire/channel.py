@@ -21,7 +21,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, overload
 
@@ -231,7 +230,7 @@ class Channel:
             self._drop()
             raise FrameError(f"{self.link.peer} sends more than it was given room for")
         if 2 * len(frame.payload) < memoryview(memoryview(frame.payload).obj).nbytes:
-            frame = replace(frame, payload=bytes(frame.payload))  # a view would keep the whole buffer in memory
+            frame.payload = bytes(frame.payload)  # a view would keep the whole buffer in memory
         self._received += size
         self.deadline.add_bytes(size)
         self._frames.put(frame)
@@ -304,13 +303,7 @@ class Channel:
 
     def receive(self) -> Frame:
         """The next frame."""
-        with self.deadline.start_wait(self.deadline.silence) as remaining:
-            while True:
-                try:
-                    frame = self._frames.get(timeout=remaining())
-                    break
-                except Empty:
-                    continue  # activity of the peer may have moved the deadline; `remaining` raises where it has passed
+        frame = self._wait_for_frame() if self._frames.empty() else self._frames.get()
         if frame is None:
             self._frames.put(None)  # for the next call of `receive`
             raise copy_error(self._failure or PeerLostError("the session was closed"))
@@ -319,6 +312,12 @@ class Channel:
             count, self._credited = self._read - self._credited, self._read
             self._credit(count)
         return frame
+
+    def _wait_for_frame(self) -> Frame | None:
+        with self.deadline.start_wait(self.deadline.silence) as remaining:
+            while True:
+                with suppress(Empty):  # activity of the peer may have moved the deadline
+                    return self._frames.get(timeout=remaining())
 
     @property
     def ended(self) -> bool:
