@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import sectorch
 from sectorch import errors
+from sectorch.session import Session
 
 WIDE = sectorch.Scheme(8, limit_bits=40)
 VALUES = {
@@ -85,6 +88,39 @@ def test_what_leaves_its_dtype_is_read_as_torch_reads_it(dtype):
                 if got.dtype != want.dtype or not torch.allclose(got.double(), want.double(), rtol=1e-6, atol=1e-5):
                     wrong.append((left, at, got.tolist(), want.tolist()))
     assert not wrong
+
+
+ALL = (torch.float32, torch.float64, torch.int64, torch.bool, *VALUES)
+FLOATS = {
+    "a bound that cuts nothing": lambda x: x.clamp(max=float("inf")),
+    "a bound beyond the range": lambda x: x.clamp(min=-1e10, max=1e10),
+    "a bound in a tensor": lambda x: x.clamp(max=torch.tensor(1e10)),
+    "padding": lambda x: F.pad(x, (1, 2), value=3.5),
+    "padding below zero": lambda x: F.pad(x, (1, 0), value=-0.5),
+    "powers of two": lambda x: 2 ** (x != 0),
+    "powers of a negative number": lambda x: (-2) ** (x > 0),
+    "powers of one": lambda x: torch.pow(-1, x > 0),
+    "shifted": lambda x: torch.bitwise_left_shift(x > 0, 1),
+    "filled by infinity": lambda x: x.masked_fill(x > 0, float("-inf")) > 0,
+    "filled by a number beyond": lambda x: x.masked_fill(x > 0, 1e10) > 0,
+    "a truth value by infinity": lambda x: (x > 0) * float("inf"),
+    "written by infinity": lambda x: x.clone().fill_(float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_whole_numbers_that_meet_floats(name):
+    """torch's value and dtype, or an error of ours; what torch refuses may be taken, unless it cannot be read."""
+    for dtype in ALL:
+        values = VALUES.get(dtype, [1, -2, 0, 3])
+        x = torch.tensor(values, dtype=torch.float64).to(dtype)
+        try:
+            got = FLOATS[name](sectorch.share(x, session=Session(reference=True))).reveal()
+        except errors.SectorchError:
+            continue
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            want = FLOATS[name](x)
+            assert got.dtype == want.dtype and torch.equal(got.double(), want.double()), (dtype, got, want)
 
 
 def test_shares_wrap_as_the_reference_does():

@@ -9,7 +9,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,16 @@ def _of_ensemble(found: Ensemble, output: str, missing: bool) -> TabularModel:
 
 @dataclass
 class _Source:
-    """A column on its way: the raw column that it is a copy of, or None; and what a scaler did to it since."""
+    """A column on its way: the raw column that it is a copy of, or None; and what a scaler did to it since.
+
+    Attributes:
+        filled: whether an imputer filled its missing numbers.
+    """
 
     raw: int | None
     factor: float = 1.0
     shift: float = 0.0
+    filled: bool = False
 
 
 @dataclass
@@ -107,6 +112,7 @@ class _Scores:
     classes: np.ndarray | None = None
     inclusive: bool = False
     cut: float | None = None
+    keeps_columns: bool = False
 
 
 @dataclass
@@ -166,7 +172,7 @@ class _Converter:
         else:
             kind = "probabilities" if self.output == "predict_proba" else "scores"
         cut = 0.0 if scores.cut is None else scores.cut
-        given = Output(kind, scores.link, count, scores.inclusive, cut)
+        given = Output(kind, scores.link, count, scores.inclusive, cut, scores.keeps_columns)
         return TabularModel(self.schema, Chain(*steps), scores.module, given, scores.classes).eval()
 
     # Steps before the last
@@ -196,7 +202,8 @@ class _Converter:
             width = len(sources)
             factor, shift = np.broadcast_to(factor, (width,)), np.broadcast_to(shift, (width,))
             scaled = [
-                _Source(s.raw, s.factor * f, s.shift * f + c) for s, f, c in zip(sources, factor, shift, strict=True)
+                replace(s, factor=s.factor * f, shift=s.shift * f + c)
+                for s, f, c in zip(sources, factor, shift, strict=True)
             ]
             return [], scaled
         if kind == "SimpleImputer":
@@ -213,9 +220,20 @@ class _Converter:
         raise UnsupportedOpError(f"the step {kind} is not supported; see docs/fitted-models.md for the steps that are")
 
     def _project(self, weight: np.ndarray, bias: np.ndarray, sources: list[_Source]) -> nn.Module:
+        self._require_numbers(sources)
         return Project(*_taken_in(weight, bias, sources))
 
+    def _require_numbers(self, sources: list[_Source]) -> None:
+        """What computes with columns takes no missing numbers there, as its library does, unless they were filled."""
+        if self.missing:
+            lacking = {s.raw for s in sources if s.raw is not None and not s.filled}
+            self.schema.complete = sorted({*self.schema.complete, *lacking})
+
     def _columns(self, step: Any, sources: list[_Source]) -> tuple[list[nn.Module], list[_Source]]:
+        if step.transformer_weights:
+            raise UnsupportedOpError(
+                "a ColumnTransformer with transformer_weights: leave them out, or scale the columns"
+            )
         parts, made = [], []
         for _, inner, chosen in step.transformers_:
             places = _places(step, chosen)
@@ -237,7 +255,7 @@ class _Converter:
             raise UnsupportedOpError("a SimpleImputer of numbers that are NaN, without indicators, is supported")
         factor, shift = (np.array([getattr(s, name) for s in sources]) for name in ("factor", "shift"))
         # What was imputed is scaled already, and the columns are not yet: x factor + shift.
-        return [Impute((statistics - shift) / factor)], sources
+        return [Impute((statistics - shift) / factor)], [replace(s, filled=True) for s in sources]
 
     def _encoder(self, step: Any, kind: str, sources: list[_Source]) -> tuple[list[nn.Module], list[_Source]]:
         if any(s.raw is None or (s.factor, s.shift) != (1.0, 0.0) for s in sources):
@@ -291,7 +309,7 @@ class _Converter:
             raise UnsupportedOpError("SGDOneClassSVM is not supported: take OneClassSVM or an IsolationForest")
         if kind in ("SVC", "NuSVC", "SVR", "NuSVR", "OneClassSVM"):
             return self._kernel(model, sources)
-        if _is_linear(model):
+        if _is_linear(model) and type(model).predict.__qualname__.partition(".")[0] in _LINEAR:
             return [], self._linear(model, sources)
         raise UnsupportedOpError(f"{kind} is not supported; see docs/fitted-models.md for the models that are")
 
@@ -404,13 +422,18 @@ class _Converter:
             raise ArgumentError(f"the {type(model).__name__} is not fitted: call fit first")
         classes = getattr(model, "classes_", None)
         weight = np.atleast_2d(np.asarray(model.coef_, np.float64))
+        labels = getattr(getattr(model, "_label_binarizer", None), "y_type_", "")
+        if classes is not None and (labels.startswith("multilabel") or len(weight) not in (1, len(classes))):
+            raise UnsupportedOpError(f"a {type(model).__name__} of several labels at once: fit one for each")
+        self._require_numbers(sources)
         bias = np.broadcast_to(np.asarray(getattr(model, "intercept_", 0.0), np.float64).reshape(-1), (len(weight),))
         weight, bias = _taken_in(weight, bias, sources)
         scores = Layers([weight], [bias])
-        link = "identity" if classes is None else _linear_link(model, len(weight))
-        return _Scores(scores, link, classes)
+        link = _generalized_link(model) if classes is None else _linear_link(model, len(weight))
+        return _Scores(scores, link, classes, keeps_columns=classes is None and np.ndim(model.coef_) == 2)
 
     def _net(self, model: Any, sources: list[_Source]) -> _Scores:
+        self._require_numbers(sources)
         weights, biases = [w.T for w in model.coefs_], list(model.intercepts_)
         weights[0], biases[0] = _taken_in(weights[0], biases[0], sources)
         classes = getattr(model, "classes_", None)
@@ -426,6 +449,7 @@ class _Converter:
             raise ArgumentError(f"the {type(model).__name__} is not fitted: call fit first")
         if not isinstance(model.kernel, str) or model.kernel not in ("linear", "rbf", "poly", "sigmoid"):
             raise UnsupportedOpError("a kernel of your own: fit with kernel='rbf', 'linear', 'poly' or 'sigmoid'")
+        self._require_numbers(sources)
         classes = getattr(model, "classes_", None)
         dual = np.asarray(model.dual_coef_, np.float64)
         coefficients = dual if classes is None or len(classes) == 2 else _pairs(dual, np.asarray(model.n_support_))
@@ -594,6 +618,21 @@ def _is_linear(model: Any) -> bool:
     return package.startswith(("sklearn.linear_model", "sklearn.svm")) and (
         hasattr(model, "coef_") or not hasattr(model, "n_features_in_")
     )
+
+
+_LINEAR = {
+    "ARDRegression", "BaseSGDRegressor", "BayesianRidge", "LinearClassifierMixin", "LinearModel",
+    "MultiOutputLinearModel", "Ridge", "RidgeCV", "_GeneralizedLinearRegressor", "_RidgeClassifierMixin",
+}  # fmt: skip
+"""The classes whose `predict` is known to be that of a linear model with its link."""
+
+
+def _generalized_link(model: Any) -> str:
+    """The link of a regression: that of a generalised linear model is the exponential, unless it is told otherwise."""
+    if not hasattr(model, "_get_loss"):
+        return "identity"
+    link = getattr(model, "link", "log")
+    return "exp" if link == "log" or (link == "auto" and model.power > 0) else "identity"
 
 
 def _linear_link(model: Any, outputs: int) -> str:

@@ -189,10 +189,8 @@ def probabilities(scores: Tensor, link: str) -> Tensor:
     """The classes' probabilities of scores, [rows, classes]."""
     if link == "softmax":
         return torch.softmax(scores, 1)
-    if link == "ovr":
-        each = torch.sigmoid(scores)
-        if each.shape[1] > 1:
-            return each / each.sum(1, keepdim=True)
+    if link == "ovr" and scores.shape[1] > 1:  # s_k / sum s_j of sigmoids s, which may be too small to divide by a sum
+        return torch.softmax(F.logsigmoid(scores), 1)
     if link == "mean":
         return scores if scores.shape[1] > 1 else torch.cat([1 - scores, 1 + scores], 1) / 2
     second = torch.sigmoid(scores * 2 if link == "sigmoid2" else scores)
@@ -209,11 +207,16 @@ class Output(nn.Module):
             probabilities (of two classes their difference), "votes" of pairs of classes, or "depth" of isolation trees.
         inclusive: whether a binary score of exactly 0 is the second class.
         cut: of the kind "inlier", the least score of an inlier.
+        keeps_columns: whether a single value of a row stays a column, [rows, 1], as where the targets were one.
     """
 
-    def __init__(self, kind: str, link: str, classes: int = 0, inclusive: bool = False, cut: float = 0.0):
+    def __init__(
+        self, kind: str, link: str, classes: int = 0, inclusive: bool = False, cut: float = 0.0,
+        keeps_columns: bool = False,
+    ):  # fmt: skip
         super().__init__()
         self.kind, self.link, self.classes, self.inclusive = kind, link, classes, inclusive
+        self.keeps_columns = keeps_columns
         self.cut = secret(np.array([cut]))
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -227,7 +230,7 @@ class Output(nn.Module):
             return -(2.0 ** -scores.squeeze(1))
         if self.kind == "value" and self.link in ("exp", "sigmoid"):
             scores = torch.exp(scores) if self.link == "exp" else torch.sigmoid(scores)
-        return scores.squeeze(1) if scores.shape[1] == 1 else scores
+        return scores.squeeze(1) if scores.shape[1] == 1 and not self.keeps_columns else scores
 
     def _class(self, scores: Tensor) -> Tensor:
         if self.link == "votes" and scores.shape[1] > 1:

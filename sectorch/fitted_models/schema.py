@@ -25,6 +25,7 @@ class Schema:
         unseen: by categorical column what a category that is not among them is: "error", or "other", which the model
             treats as its library does.
         missing: whether NaN is taken. zero_missing: whether 0 counts as missing.
+        complete: the columns that lack no numbers even where `missing` holds, since the model fills none of theirs.
         single: whether numbers are rounded to float32 first, as the model's library does.
     """
 
@@ -35,6 +36,7 @@ class Schema:
     missing: bool = False
     zero_missing: bool = False
     single: bool = False
+    complete: list[int] = field(default_factory=list)
 
     way_out_of_missing = (
         "its owner takes missing numbers with sectorch.fitted_models.module(model, missing=True), where the model "
@@ -70,10 +72,14 @@ class Schema:
                 codes[:, self.categorical.index(i)] = self._codes(i, column)
                 continue
             try:
+                if np.asarray(column).dtype.kind in "cmM":
+                    raise TypeError
                 numbers = np.asarray(column, np.float64)
             except (TypeError, ValueError):
                 raise DtypeError(f"{name} holds what is no number; the model takes numbers there") from None
             lost = np.isnan(numbers)
+            if lost.any() and i in self.complete:
+                raise NonFiniteError(f"{name} holds NaN in {int(lost.sum())} rows, and the model fills none there")
             if lost.any() and not self.missing:
                 raise NonFiniteError(f"{name} holds NaN in {int(lost.sum())} rows; {self.way_out_of_missing}")
             if np.isinf(numbers).any():
@@ -157,6 +163,8 @@ def _key(value: Any) -> Any:
         return None
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    if isinstance(value, (int, float, np.number)):
+    if isinstance(value, (int, np.integer)):
+        return int(value)  # equal to a float of this value, and exact beyond 2^53
+    if isinstance(value, (float, np.number)):
         return float(value)
     return str(value)

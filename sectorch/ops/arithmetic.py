@@ -243,6 +243,7 @@ def _powers_of(context: Context, base: int, exponent: SharedTensor) -> torch.Ten
 
     A negative power is zero, as in torch.
     """
+    exponent = exponent.to(torch.int64) if exponent.dtype == torch.bool else exponent
     if abs(base) < 2:
         return {0: exponent == 0, 1: exponent * 0 + 1, -1: 1 - 2 * (exponent % 2)}[base].to(exponent.dtype)
     powers = [1]
@@ -261,7 +262,7 @@ def _shifted(context: Context, x: Any, bits: Any, left: bool) -> torch.Tensor:
         raise ArgumentError(f"a shift is by 0 to {HEADROOM_BITS - 1} places")
     factor = 1 << bits if isinstance(bits, int) else 2 ** places.to(torch.int64)
     if left:
-        return (x * factor).to(x.dtype)
+        return (x * factor).to(torch.int64 if x.dtype == torch.bool else x.dtype)
     return x / factor if x.is_floating_point() else torch.div(x, factor, rounding_mode="floor")
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..backend import RaisedFlags
-from ..errors import FixedPointRangeError, NonFiniteError, UnsupportedOpError
+from ..errors import DtypeError, FixedPointRangeError, NonFiniteError, UnsupportedOpError
 from ..ring import range_limit
 from ..tensor import SharedTensor
 from ..tensor.shared import (
@@ -116,6 +116,11 @@ class OperatorCall:
         """The mark of an operand, and the operand with stand-ins in the place of public numbers beyond the range."""
         if isinstance(value, SharedTensor):
             return value.infinite, value
+        if not dtype.is_floating_point and dtype != torch.bool and isinstance(value, (float, torch.Tensor)):
+            ends, numbers = torch.iinfo(dtype), _public_call(lambda v: v.detach().double(), torch.as_tensor(value))
+            if not numbers.is_meta and not bool(((numbers >= ends.min) & (numbers <= ends.max)).all()):
+                what = value if isinstance(value, float) else "all numbers of the tensor"
+                raise DtypeError(f"{spell(self.func)}: {dtype} does not hold {what}; use x.float() first")
         return of_public(self.scheme, value, dtype)
 
 
@@ -443,6 +448,8 @@ def _positions_in(infinite: Infinite | None, value: Any, shape: torch.Size) -> t
 @_rule("masked_fill")
 def _masked_fill(call: OperatorCall, input: Any, mask: Any, value: Any) -> Any:
     dtype = input.dtype
+    if dtype == torch.bool and isinstance(value, float):
+        value = bool(value)  # infinity is no number that a truth value stands in for: it is true
     known = infinite_of(input)
     fill, number = call.put(value, dtype)
     before = _positions_in(known, input, input.shape)
@@ -661,6 +668,8 @@ def _multiply_mask(call: OperatorCall, x: SharedTensor, factor: Any) -> Any:
     found = mask_beyond_range(call.scheme, factor)
     if found is None or not (x.is_integral or x.dtype == torch.bool):
         return NotImplemented
+    if not bool(_public_call(torch.isfinite, torch.as_tensor(factor)).all()):
+        return NotImplemented  # zero times infinity is not a number
     dtype = torch.result_type(torch.empty((), dtype=x.dtype), factor)
     mark, number = call.put(factor, dtype if x.dim() or not isinstance(factor, torch.Tensor) else factor.dtype)
     if mark is None:
@@ -748,6 +757,8 @@ def _clamp(call: OperatorCall, input: Any, *args: Any, inplace: bool = False, **
         "clamp_max": lambda: (None, *args, *kwargs.values())[:2], "relu": lambda: (0.0, None),
         "relu6": lambda: (0.0, 6.0), "hardtanh": lambda: _pair(args, kwargs, "min_val", "max_val", -1.0, 1.0),
     }[call.name]()  # fmt: skip
+    if call.name.startswith("clamp") and call.func not in IN_PLACE:  # a float bound that cuts nothing makes floats too
+        input = input.to(_widest([input.dtype, *(_result_dtype(input, b) for b in both if b is not None)]))
     low, high = (b.item() if type(b) is torch.Tensor and not b.dim() and not b.is_meta else b for b in both)
     if any(isinstance(b, torch.Tensor) for b in (low, high)):
         x: Any = input

@@ -223,7 +223,10 @@ def pad(
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
         return local_map(context, operator.getitem, x, index)
-    fill = int(encoded_public(context, float(value or 0), x.scale_bits))
+    value = float(value or 0)
+    if not x.dtype.is_floating_point:  # as torch writes a float into whole numbers, and into truth values
+        value = float(value != 0) if x.dtype == torch.bool else float(math.trunc(value))
+    fill = int(encoded_public(context, value, x.scale_bits))
     shares = context.backend.affine(_pad_with, x.shares, fill, tuple(pad))
     return x.like(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
 
