@@ -164,6 +164,10 @@ def upright(v: torch.Tensor) -> torch.Tensor:
     return v.reshape(-1, 1)
 
 
+def end_to_end(*values: torch.Tensor) -> torch.Tensor:
+    return torch.cat([v.reshape(-1) for v in values])
+
+
 def summed(v: torch.Tensor) -> torch.Tensor:
     """What no order changes."""
     return v.sum(0)
@@ -191,6 +195,10 @@ CASES = [
         lambda b, x: b.multiply(matmul, b.each(lambda v: v.reshape(1, -1), x), b.each(lambda v: v.reshape(-1, 1), x)),
     ),
     Case("square", lambda b, x: b.square(x), (63,)),
+    *(
+        Case("scatter", lambda b, x, c=c: b.each(end_to_end, *b.scatter(b.each(upright, x), (0,), c, 5 << 60, (1, 64))))
+        for c in (True, False)
+    ),
     *(Case("truncate", lambda b, x, s=s: b.truncate(x, s)) for s in (1, 20, 32)),
     Case("truncate", lambda b, x: b.truncate(x, 20, 39)),
     Case("truncate_and_multiply", lambda b, x, y: b.truncate_and_multiply(x, 32, y), (61, 63)),

@@ -84,6 +84,10 @@ NETS = {
         ),
         (8,),
     ),
+    "norm": (
+        lambda: nn.Sequential(nn.Linear(2, 32), nn.LayerNorm(32), nn.Linear(32, 2), nn.Flatten()),
+        (2,),
+    ),
     "narrow_cnn": (
         lambda: nn.Sequential(
             nn.Conv2d(1, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(),
@@ -125,6 +129,7 @@ FEW = [
     ("mlp", "lan", 4096),
     ("cnn", "lan", 1024),
     ("smooth", "lan", 2048),
+    ("norm", "lan", 2048),
     ("mlp", "wan", 128),
     ("narrow_cnn", "wan", 128),
 ]

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import sectorch
 from sectorch import Scheme, explain, reference, secure
 from sectorch.errors import FixedPointRangeError
 
@@ -68,6 +69,29 @@ def test_a_weight_multiplies_before_the_only_rounding(n: int, frac_bits: int, ne
     if frac_bits == 20:
         assert ((y - norm(x)).abs() <= 1e-6 + 5e-6 * norm(x).abs()).all()
         assert [layer.rounds for layer in explain(norm, x, scheme).layers][-1] <= 3  # the result is rounded
+
+
+@pytest.mark.parametrize("network", ["lan", "wan"])
+@pytest.mark.parametrize("eps", [1e-5, 1e-12])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("n", [32, 768, 1024])
+def test_rows_of_every_size_by_their_exact_sums_of_squares(n: int, kind: type[nn.Module], eps: float, network: str):
+    """Of rows above and below the border between both words of the sum, constant ones, and the largest."""
+    norm = kind(n, eps=eps, dtype=torch.float64).eval()
+    sigma = 2.0 ** torch.arange(-12.0, 11.0, 0.5, dtype=torch.float64)
+    x = torch.randn(len(sigma), n, dtype=torch.float64) * sigma[:, None] + 0.5
+    x = grid(torch.cat((x.clamp(-4095, 4095), torch.full((1, n), 3.0), 4095.0 * torch.randn(2, n).sign())))
+    y = secure(norm, Scheme(network=network))(x)
+    assert torch.equal(y, reference(norm)(x))
+    assert ((y - norm(x)).abs() <= 4e-6 + 1e-5 * norm(x).abs()).all()
+
+
+def test_a_sum_of_squares_takes_one_round_after_the_opening():
+    """No number of the row is rounded before it."""
+    with sectorch.profile() as profile:
+        secure(nn.LayerNorm(64).eval())(torch.randn(2, 64))
+    rounds = {name: min(m.round for m in profile.ledger if m.protocol == name) for name in ("open_masked", "scatter")}
+    assert rounds["scatter"] == rounds["open_masked"] + 1
 
 
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from unittest import mock
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from sectorch.ring import (
     FRAC_BITS,
     HEADROOM_BITS,
     as_signed,
+    bitplanes,
     check_encodable,
     decode,
     encode,
     logical_shift,
     range_limit,
     sign_mask,
+    wide,
 )
 
 MODULUS = 1 << 64
@@ -154,6 +157,33 @@ def test_dtypes_without_an_encoding(make):
 def test_nothing_to_check():
     check_encodable(torch.empty(0), 20, "x")
     check_encodable(torch.empty(3, device="meta"), 20, "x")
+
+
+words = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([-(1 << 63), (1 << 63) - 1, -1, 0])
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@given(rows=st.lists(st.lists(st.tuples(words, words), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_sums_of_products_in_two_words(compiled: bool, rows: list):
+    """Against Python's integers, mod 2^128; sums of compiled loops and of torch's functions."""
+    x, y = torch.tensor(rows).unbind(-1)
+    with mock.patch.object(bitplanes, "COMPILED", compiled):
+        found = wide.sum_of_products(x, y, (-1,)), wide.scatter(x, (-1,), True), wide.sum_of(x, (-1,))
+    left, right = [[v for v, _ in row] for row in rows], [[v for _, v in row] for row in rows]
+    products = [sum(v * w for v, w in zip(*both, strict=True)) for both in zip(left, right, strict=True)]
+    sums = [3 * sum(v * v for v in row) - sum(row) ** 2 for row in left]
+    for value, wanted in zip(found, (products, sums, [sum(row) for row in left]), strict=True):
+        assert _numbers(value) == [w % (1 << 128) for w in wanted]
+    product, difference = wide.times(found[0], found[1]), wide.minus(found[0], found[1])
+    assert _numbers(product) == [p * s % (1 << 128) for p, s in zip(products, sums, strict=True)]
+    assert _numbers(difference) == [(p - s) % (1 << 128) for p, s in zip(products, sums, strict=True)]
+    for bits in (0, 1, 22, 63, 64):
+        above = wide.low_word_above(found[0], bits).flatten().tolist()
+        assert above == [as_signed((p % (1 << 128)) >> bits) for p in products]
+
+
+def _numbers(value: torch.Tensor) -> list[int]:
+    return [h % (1 << 64) << 64 | low % (1 << 64) for low, h in zip(*value.flatten(1).tolist(), strict=True)]
 
 
 def test_shapes_are_kept():

@@ -34,12 +34,14 @@ from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
+from sectorch.mpc.star.scatter import scatter
 from sectorch.mpc.star.select import bit_to_ring, choose, select, select_square
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.thresholds import at_least, raise_outside
 from sectorch.mpc.star.truncate import truncate, truncate_and_multiply
 from sectorch.ops.series import GELU, GELU_SLOPE, SIGMOID
+from sectorch.ring import as_signed
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.testing import Given
 
@@ -132,6 +134,21 @@ def _select(net: Net, x: Shares, product: Callable = select) -> Shares:
 
 def _truncate_and_multiply(net: Net, x: Shares, y: Shares, shift: int) -> Shares:
     return truncate_and_multiply(net, x, shift, y)
+
+
+SHIFTS, OFFSET = (1, 40, 64), 3 << 70
+
+
+def _scatter(centred: bool, net: Net, x: Shares) -> tuple[Shares, ...]:
+    return tuple(scatter(net, open_masked(net, x), (-1,), centred, OFFSET, SHIFTS))
+
+
+def _scatter_of(centred: bool, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """By Python's integers."""
+    totals = [
+        len(row) * sum(v * v for v in row) - sum(row) ** 2 if centred else sum(v * v for v in row) for row in x.tolist()
+    ]
+    return tuple(torch.tensor([[as_signed(total + OFFSET >> k)] for total in totals]) for k in SHIFTS)
 
 
 def _choose(net: Net, x: Shares, fss: bool = False) -> tuple[Shares, ...]:
@@ -401,6 +418,10 @@ OWN = [
     Own("is_zero", _bits(is_zero), [ANY], lambda x: (x == 0).long()),
     Own("select", _select, [ANY], lambda x: x.clamp(min=0)),
     Own("select_square", partial(_select, product=select_square), [ANY], lambda x: x.clamp(min=0).square()),
+    Own("scatter", partial(_scatter, True), [replace(HALF_RING, shape=lambda n: (2, max(2, n // 2)))],
+        partial(_scatter_of, True), WHOLE),
+    Own("scatter_of_squares", partial(_scatter, False), [replace(HALF_RING, shape=lambda n: (2, max(2, n // 2)))],
+        partial(_scatter_of, False), WHOLE),
     Own("choose", _choose, [HALF_RING], _chosen),
     Own("choose_by_keys", partial(_choose, fss=True), [HALF_RING], _chosen, deep=True),
     Own("relu", relu, [ANY], lambda x: x.clamp(min=0)),

@@ -16,7 +16,7 @@ from ..backend import Backend, Noise, Normal, RaisedFlags, Series
 from ..choreography import Located, Net
 from ..choreography.streams import key_stream, random_secret
 from ..config import Scheme
-from ..ring import rounded_shift
+from ..ring import rounded_shift, wide
 from ..ring.fixed_point import weighted_bit_sum
 from ..ring.products import PreparedProduct
 from .series import factor_steps, mantissa, powers, turns_of, value_at
@@ -147,6 +147,11 @@ class Plain(Backend):
 
     def square(self, x: T) -> T:
         return x * x
+
+    def scatter(self, x: T, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]) -> list[T]:
+        total = wide.scatter(x, dims, centred)
+        total = wide.plus(total, wide.constant(offset, total))
+        return [wide.low_word_above(total, shift) for shift in shifts]
 
     def truncate(self, x: T, shift: int, limit_bits: int | None = None) -> T:
         y = rounded_shift(x, shift)

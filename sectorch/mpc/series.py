@@ -41,7 +41,7 @@ from . import harmonics
 from .harmonics import DIGIT
 from .star.compare import drelu
 from .star.fss import choose_by_keys
-from .star.masking import ComputedCorrection, Masked, deal, open_masked
+from .star.masking import ComputedCorrection, DealersMask, Masked, deal, open_masked
 from .star.multiply import multiply_masked
 from .star.select import choose
 from .star.shares import Shares, each
@@ -176,14 +176,6 @@ def _hidden_quotient(no_wrap, R, wrap) -> torch.Tensor:
     return wrap_term(wrap, DIGIT).bitwise_and_(no_wrap).sub_(R)
 
 
-class _OpenSum(Masked):
-    """A value that is open under a mask r of D's of which A and S have no halves: for truncations, which need none."""
-
-    def __init__(self, c: Located, r: Located):
-        object.__setattr__(self, "c", c)
-        object.__setattr__(self, "r", r)
-
-
 @protocol("round_digits", "docs/protocols.md")
 def round_digits(
     net: Net, first: Shares, second: Shares, series: Series, shift: int, how: tuple = (), factor: Shares | None = None
@@ -204,7 +196,7 @@ def round_digits(
     """
     high, low = open_masked(net, first), open_masked(net, second)
     c, no_wrap = compute(_open_sum, high.c, low.c, round(series.constant * 2.0**SERIES_BITS))
-    y, w = _OpenSum(c, compute(_mask_of_sum, high.r, low.r)), compute(_wrapped, low.r)
+    y, w = DealersMask(c, compute(_mask_of_sum, high.r, low.r)), compute(_wrapped, low.r)
     wrap, bits = deal(net, w), 64 - DIGIT - shift
     if factor is None:
         return each(_with_wrap, truncate(net, y, shift, *how), no_wrap, wrap, bits)

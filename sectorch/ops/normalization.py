@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..backend import MAX_SHIFT, Value
+from ..backend import MAX_SHIFT, Normal, Value
 from ..ring import HEADROOM_BITS
+from ..ring.wide import MOST_TERMS
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements
 from . import series as series_of
@@ -141,7 +143,8 @@ def deviations(
     if found.thresholds:
         bits = backend.at_least(sums, found.thresholds)
     if mean is not None:
-        mean = _refine(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
+        drop = fine - found.coarse
+        mean = _refine(context, x.shares, mean << drop, dims, n, fine - x.scale_bits, drop)
     scaled = _scale_to_regime(context, x, mean, bits, found.scales, fine)
     squares = total(backend.multiply(torch.mul, scaled, scaled))
     if more:
@@ -228,12 +231,11 @@ def moment_quotient(
 
 
 def _refine(context: Context, x: Value, mean: Value, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Value:
-    """The mean of x at `finer` more bits, to the nearest, from a coarse mean within three units at `drop` bits less.
+    """The mean of x at `finer` more bits, to the nearest, from a mean that is within 2^(drop + 2) of it.
 
     Sums of residuals are exact, even if terms wrap around. The second sum is within a few units times n, so that its
     quotient is rounded once.
     """
-    mean = mean << drop
     spare = math.ceil(math.log2(n))
     size = spare + 2 + drop
     for _ in range(2):
@@ -265,6 +267,48 @@ def standardize(
     n = math.prod(x.shares.shape[d] for d in dims)
     gain = 1.0 if unit else math.sqrt(n)
     half = math.log2(gain)
+    plan = None if unit else plan_exact(context, x, n, eps, centred)
+    rows = _rows_by_eps(context, x, dims, eps, centred, unit) if plan is None else _exact_rows(context, x, dims, plan)
+    bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
+    scaled, most = rows.scaled, 1.0 if unit else gain
+    if weight is not None:
+        most *= context.scheme.gain
+        bits = min(bits, weighted_bits(context, n) or 0)
+        if context.scheme.range_check:
+            context.net.rely(check_sums(weight, torch.abs))
+        scaled = backend.linear(partial(without_preparation, torch.mul), scaled, weight.weight())
+        scaled = backend.truncate(scaled, weight.weight_bits)
+    # The exponents are even, so that the power of two of each is exact; the rest of the gain is in the series.
+    whole = math.floor(math.log2(rows.gain))
+    inverse = series_times(
+        context, rows.mantissa, multiple_of(RSQRT_OF_QUARTER, rows.gain * 2.0**-whole), rows.power(bits + whole - f)
+    )
+    bound = 1.01 * most * 2.0**bits if context.scheme.range_check else None
+    return x.like(backend.multiply(torch.mul, scaled, inverse), bits, bound)
+
+
+@dataclass(frozen=True)
+class StandardRows:
+    """Rows that `standardize` has brought to a common scale: the result is scaled gain 2^-e / sqrt(mantissa).
+
+    Attributes:
+        scaled: m, below 2^(`SQUARES_BITS` / 2) in magnitude.
+        mantissa: in 1/4 .. 1, dimensions kept.
+        power: returns 2^(k - e) for a number k of bits.
+    """
+
+    scaled: Value
+    mantissa: SharedTensor
+    gain: float
+    power: Callable[[int], Value]
+
+
+def _rows_by_eps(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool, unit: bool
+) -> StandardRows:
+    """The rows by `deviations`, and the sum of their squares and of eps."""
+    backend, f = context.backend, context.frac_bits
+    n = math.prod(x.shares.shape[d] for d in dims)
     cap = (SQUARES_BITS - 1 - math.log2(n * eps)) / 2 if eps else math.inf
     wanted = f + 10
     if eps:
@@ -276,25 +320,125 @@ def standardize(
     if any(offsets):
         offset = offsets[0] if d.bits is None else by_regime(context, d.bits, offsets)
         sums = sums + offset
-    # The exponents are even, so that the power of two of each is exact; the rest of the gain is in the series.
     normal = backend.normalise(sums, low - low % 2, HEADROOM_BITS, 2)
     if not eps and not unit:
         forbid(context, -normal.bits[0] + 1)
-    whole = math.floor(half)
-    mantissa, root = x.like(normal.mantissa, normal.high), multiple_of(RSQRT_OF_QUARTER, gain * 2.0**-whole)
-    bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
-    scaled, most = d.scaled, 1.0 if unit else gain
-    if weight is not None:
-        most *= context.scheme.gain
-        bits = min(bits, weighted_bits(context, n) or 0)
-        if context.scheme.range_check:
-            context.net.rely(check_sums(weight, torch.abs))
-        scaled = backend.linear(partial(without_preparation, torch.mul), scaled, weight.weight())
-        scaled = backend.truncate(scaled, weight.weight_bits)
-    power = exponent_map(context, normal, lambda e: 1 << bits + whole - f - e // 2)
-    inverse = series_times(context, mantissa, root, power)
-    bound = 1.01 * most * 2.0**bits if context.scheme.range_check else None
-    return x.like(backend.multiply(torch.mul, scaled, inverse), bits, bound)
+    power = lambda bits: exponent_map(context, normal, lambda e: 1 << bits - e // 2)
+    return StandardRows(d.scaled, x.like(normal.mantissa, normal.high), 1.0 if unit else math.sqrt(n), power)
+
+
+# Rows whose statistics fit Z_2^128. The sum of squares is exact (`Backend.scatter`), so that no rounding and no coarse
+# sum stands before it. T, with the eps in it, is known by two words: its highest bits, and for rows below 2^`LEAST`
+# units of that word the 62 bits below. The exponent of the high word is the row's regime: the deviations times the
+# power of two of the regime are rounded once.
+
+
+LEAST = 20
+"""Bits that the highest word of a sum of squares has where it is used alone: its root is right to 2^-22."""
+FEWEST_BITS = 17
+"""The same where eps alone makes them, so that there is no second word."""
+SHORTEST_ROW = 32
+"""Shorter rows are many for their elements; the two keys of a row would outweigh what they save."""
+
+
+@dataclass(frozen=True)
+class ExactRows:
+    """How the sum of squares of a row is cut into words.
+
+    Attributes:
+        scale: fraction bits of the entries. size: they are below 2^size.
+        offset: eps in units of T.
+        shifts: bits below the high word, and below the low word where there is one.
+        lows: the lowest exponent of each word.
+        top: the deviations of a row of exponent e are multiplied by 2^(top - (shifts[0] + e) / 2).
+    """
+
+    n: int
+    centred: bool
+    scale: int
+    size: int
+    offset: int
+    shifts: tuple[int, ...]
+    lows: tuple[int, ...]
+    top: int
+
+
+def plan_exact(context: Context, x: SharedTensor, n: int, eps: float, centred: bool) -> ExactRows | None:
+    """The plan for rows of n entries, or None where Z_2^128 has no room for them, or eps is 0."""
+    scale = max(x.scale_bits, 2 * context.frac_bits)
+    copies = n * n if centred else n
+    offset = round(copies * eps * 4.0**scale)
+    if not offset or not SHORTEST_ROW <= n <= MOST_TERMS:
+        return None
+    for size in (context.scheme.activation_bits + scale + 1, context.scheme.activation_bits + scale):
+        above = max(2, math.ceil(math.log2(copies * 4.0**size + offset)) - HEADROOM_BITS)
+        above += above % 2
+        below = above + LEAST - HEADROOM_BITS
+        top = math.floor(SQUARES_BITS - 1e-6 + (math.log2(n) / 2 if centred else 0))
+        if above > 64 or size >= HEADROOM_BITS - 1 or below < 2 or 2 * top < above + HEADROOM_BITS:
+            continue
+        if offset >> above >= 1 << FEWEST_BITS:
+            return ExactRows(n, centred, scale, size, offset, (above,), (_even_exponent(offset >> above),), top)
+        lows = LEAST, min(LEAST, _even_exponent(offset >> below))
+        return ExactRows(n, centred, scale, size, offset, (above, below), lows, top)
+    return None
+
+
+def _even_exponent(value: int) -> int:
+    """The largest even k with 2^k <= value; 0 for 0."""
+    return max(0, value.bit_length() - 1) // 2 * 2
+
+
+def _exact_rows(context: Context, x: SharedTensor, dims: tuple[int, ...], plan: ExactRows) -> StandardRows:
+    backend, n = context.backend, plan.n
+    x = check_fits(context, x, 2.0 ** (plan.size + x.scale_bits - plan.scale)).bounded(None)
+    x = raise_scale(context, x, plan.scale)
+    words = backend.scatter(x.shares, dims, plan.centred, plan.offset, plan.shifts)
+    normal = backend.normalise(words[0], plan.lows[0], HEADROOM_BITS, 2, HEADROOM_BITS)
+    above = plan.shifts[0]
+    shift_of = lambda e: 1 << plan.top - (above + e) // 2
+    factor = exponent_map(context, normal, shift_of, shift_of(plan.lows[0]))
+    scaled = backend.multiply(torch.mul, x.shares, factor)
+    if plan.centred:
+        scaled = scaled - backend.multiply(torch.mul, _exact_mean(context, x.shares, dims, plan), factor)
+    scaled = backend.truncate(scaled, MOST_SHIFT)
+    gain = (n if plan.centred else math.sqrt(n)) * 2.0 ** (MOST_SHIFT - plan.top)
+    mantissa = x.like(normal.mantissa, normal.high)
+    if len(plan.shifts) == 1:
+        return StandardRows(scaled, mantissa, gain, lambda bits: _constant(context, normal, 1 << bits))
+    # The low word's mantissa and power are right where the high word is below its range; there its own are constant.
+    lower = backend.normalise(words[1], plan.lows[1], HEADROOM_BITS, 2)
+    least = 1 << HEADROOM_BITS - 1
+    rest = lower.mantissa - least
+    mantissa = x.like(normal.mantissa + rest - backend.multiply(torch.mul, rest, normal.bits[0]), HEADROOM_BITS)
+
+    def power(bits: int) -> Value:
+        """2^bits in the high word's range, where the regime takes the exponent up, and more below it."""
+        steps = lambda e: (1 << bits + (HEADROOM_BITS - e) // 2) - (1 << bits)
+        more = exponent_map(context, lower, steps)
+        return more - backend.multiply(torch.mul, more, normal.bits[0]) + (1 << bits)
+
+    return StandardRows(scaled, mantissa, gain, power)
+
+
+def _constant(context: Context, normal: Normal, value: int) -> Value:
+    """A public number as a value of each row."""
+    return normal.bits[0] * 0 + value
+
+
+def _exact_mean(context: Context, x: Value, dims: tuple[int, ...], plan: ExactRows) -> Value:
+    """The mean of x to the nearest, or the next. Each half of the row has a sum below 2^62."""
+    backend, spare = context.backend, 30
+    sums = backend.each(_sums_of_halves, x, dims)
+    coarse = backend.each(torch.sum, backend.truncate(sums, spare), dim=0) * round(2.0**spare / plan.n)
+    return _refine(context, x, coarse, dims, plan.n, 0, spare)
+
+
+def _sums_of_halves(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    longest = max(dims, key=lambda d: x.shape[d])
+    first = x.shape[longest] // 2
+    parts = x.narrow(longest, 0, first), x.narrow(longest, first, x.shape[longest] - first)
+    return torch.stack([part.sum(dims, keepdim=True) for part in parts])
 
 
 def weighted_bits(context: Context, n: int) -> int | None:

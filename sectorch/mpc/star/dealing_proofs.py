@@ -77,6 +77,12 @@ class DealerShares:
     def __getitem__(self, index: Any) -> DealerShares:
         return DealerShares(self.A[index], self.S[index])
 
+    def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
+        """Apply an additive f to each half; a list where f returns a tuple."""
+        found = [compute(f, half, *public, **named) for half in (self.A, self.S)]
+        several = type(found[0]) is tuple
+        return [DealerShares(*halves) for halves in zip(*found, strict=True)] if several else DealerShares(*found)
+
 
 @dataclass(frozen=True)
 class WordClaims:

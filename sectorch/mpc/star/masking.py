@@ -50,10 +50,10 @@ class ComputedCorrection:
 
 
 @protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal(
+def deal_known(
     net: Net, v: Located | ComputedCorrection, dtype: torch.dtype = torch.int64, claim: Claim | None = None
-) -> Shares:
-    """Deal v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
+) -> DealerShares:
+    """Deal v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32); D goes on to know both halves.
 
     Args:
         v: at D.
@@ -69,7 +69,14 @@ def deal(
     v_A = net.common(net.D, net.A, v.shape, "v_A", dtype)
     dealt = DealerShares(v_A, (v - v_A).send(net.D, net.S, "v_S"))
     note_claim(net, claim, dealt)
-    return dealt.shares
+    return dealt
+
+
+def deal(
+    net: Net, v: Located | ComputedCorrection, dtype: torch.dtype = torch.int64, claim: Claim | None = None
+) -> Shares:
+    """`deal_known`, for what D computes nothing with."""
+    return deal_known(net, v, dtype, claim).shares
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
@@ -103,10 +110,13 @@ class PendingCorrection:
     """
 
     def __init__(
-        self, net: Net, value: Located, of: tuple[PendingCorrection, Callable[[Shares], Shares]] | None = None
+        self,
+        net: Net,
+        value: Located,
+        of: tuple[PendingCorrection, Callable[[DealerShares], DealerShares]] | None = None,
     ):
         self.net, self.value, self._of = net, value, of
-        self._shares: Shares | None = None
+        self._dealt: DealerShares | None = None
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -126,12 +136,17 @@ class PendingCorrection:
             yield net
 
     @property
-    def shares(self) -> Shares:
-        """The term in shares of A and S; dealt on first use, 8 bytes an element from D to S."""
+    def dealt(self) -> DealerShares:
+        """The term in shares of A and S, as D knows them; dealt on first use, 8 bytes an element from D to S."""
         with self.dealing_net() as net:
-            if self._shares is None:
-                self._shares = deal(net, self.value) if self._of is None else self._of[1](self._of[0].shares)
-            return self._shares
+            if self._dealt is None:
+                self._dealt = deal_known(net, self.value) if self._of is None else self._of[1](self._of[0].dealt)
+            return self._dealt
+
+    @property
+    def shares(self) -> Shares:
+        """The term in shares of A and S."""
+        return self.dealt.shares
 
 
 class DeferredShares(Shares):
@@ -270,6 +285,11 @@ class Masked:
     def mask(self) -> Shares:
         return Shares(self.r_A, self.r_S)
 
+    @property
+    def at_dealer(self) -> DealerShares:
+        """The halves of r, which D knows too."""
+        return DealerShares(self.r_A, self.r_S)
+
     def __repr__(self) -> str:
         return f"Masked({tuple(self.shape)})"
 
@@ -294,6 +314,20 @@ class MaskedDeferred(Masked):
     def r_S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  computed on first use
         with self.correction.dealing_net():
             return self.half_S + self.correction.shares.S
+
+    @property
+    def at_dealer(self) -> DealerShares:
+        with self.correction.dealing_net():
+            dealt = self.correction.dealt
+            return DealerShares(self.half_A + dealt.A, self.half_S + dealt.S)
+
+
+class DealersMask(Masked):
+    """An opening under a mask r of D's of which A and S have no halves: for truncations, which need none."""
+
+    def __init__(self, c: Located, r: Located):
+        object.__setattr__(self, "c", c)
+        object.__setattr__(self, "r", r)
 
 
 class Openings(WeakKeyDictionary[Shares, Masked]):
