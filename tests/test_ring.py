@@ -169,12 +169,12 @@ def test_sums_of_products_in_two_words(compiled: bool, rows: list):
     x, y = torch.tensor(rows).unbind(-1)
     with mock.patch.object(bitplanes, "COMPILED", compiled):
         found = wide.sum_of_products(x, y, (-1,)), wide.scatter(x, (-1,), True), wide.sum_of(x, (-1,))
+        product, difference = wide.times(found[0], found[1]), wide.minus(found[0], found[1])
     left, right = [[v for v, _ in row] for row in rows], [[v for _, v in row] for row in rows]
     products = [sum(v * w for v, w in zip(*both, strict=True)) for both in zip(left, right, strict=True)]
     sums = [3 * sum(v * v for v in row) - sum(row) ** 2 for row in left]
     for value, wanted in zip(found, (products, sums, [sum(row) for row in left]), strict=True):
         assert _numbers(value) == [w % (1 << 128) for w in wanted]
-    product, difference = wide.times(found[0], found[1]), wide.minus(found[0], found[1])
     assert _numbers(product) == [p * s % (1 << 128) for p, s in zip(products, sums, strict=True)]
     assert _numbers(difference) == [(p - s) % (1 << 128) for p, s in zip(products, sums, strict=True)]
     for bits in (0, 1, 22, 63, 64):

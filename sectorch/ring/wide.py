@@ -45,6 +45,13 @@ def minus(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x y."""
+    if fast(x, y):
+        from .wideloops import products  # imports numba, which an import of the package must not
+
+        x, y = (v.contiguous() for v in torch.broadcast_tensors(x, y))
+        out = torch.empty_like(x)
+        products(*(v.view(2, -1).numpy() for v in (x, y, out)))
+        return out
     left, right = _digits(x), _digits(y)
     columns = [[left[i] * right[k - i] for i in range(k + 1)] for k in range(len(left))]
     return _join([sum(products[1:], products[0]) for products in columns])

@@ -24,3 +24,17 @@ def sums_of_products(x, y, out):
         carry = np.int64(1) if first < np.uint64(low) else np.int64(0)
         out[0, i] = np.int64(first)
         out[1, i] = high + above + (middle >> 32) + carry
+
+
+@compiled
+def products(x, y, out):
+    """out[:, i] = x[:, i] y[:, i] mod 2^128, low words and high words."""
+    half, bits = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for i in range(x.shape[1]):
+        low, other = np.uint64(x[0, i]), np.uint64(y[0, i])
+        a, b, c, d = low >> bits, low & half, other >> bits, other & half
+        middle = a * d + (b * d >> bits)
+        rest = b * c + (middle & half)
+        high = a * c + (middle >> bits) + (rest >> bits)
+        out[0, i] = np.int64(low * other)
+        out[1, i] = np.int64(high) + x[0, i] * y[1, i] + x[1, i] * y[0, i]
