@@ -195,7 +195,9 @@ def judge(rows: list[list[float]], labels: list[bool], more: str) -> None:
 def served(count: int) -> None:
     """The same over TLS: two clients ask at once, sessions end and others are opened, and some calls are prepared.
 
-    Two more clients ask without signatures meanwhile, in calls that S may batch; these calls are not judged.
+    The first thinks before each question, the second asks files of five rows in pieces of two. S also sees how many
+    calls run when one begins, and the pauses, sizes and neighbours of the last three calls. Two more clients ask
+    without signatures, in calls that S may batch; they are not judged.
     """
     import tempfile
     import threading
@@ -208,7 +210,10 @@ def served(count: int) -> None:
     from sectorch.testing.local_network import enrol
 
     model, x = NETS["linear"]
+    rows = torch.randn(5, 3)
     clock: dict[tuple[bytes, int], list[tuple[int, int, float]]] = {}
+    running: set[tuple[bytes, int]] = set()
+    beside: dict[tuple[bytes, int], int] = {}
     coins: dict[tuple[bytes, int], bool] = {}
     transfer, note = PartyRuntime.transfer, _Call.note
 
@@ -216,11 +221,15 @@ def served(count: int) -> None:
         moved = transfer(self, line, value)
         if self.me.role == "S" and line.path not in ("seed", "attest"):
             seen = clock.setdefault((self.session, line.call), [])
+            if not seen:
+                beside[self.session, line.call] = len(running)
+                running.add((self.session, line.call))
             seen.append((line.bytes, int(line.src == self.me), time.perf_counter()))
         return moved
 
     def noting(self, message, digests, decoy, seed):
         coins[self._session.runtime.session, self._call] = decoy
+        running.discard((self._session.runtime.session, self._call))
         return note(self, message, digests, decoy, seed)
 
     PartyRuntime.transfer, _Call.note = timed, noting
@@ -250,9 +259,12 @@ def served(count: int) -> None:
                         for number in range(50):
                             if number % 25 == 24 and signed:
                                 remote.prepare(x, 2)
-                            remote(x)
+                            if who == "alice":
+                                time.sleep(random.expovariate(50))
+                            for piece in (rows[:2], rows[2:4], rows[4:]) if who == "bob" else (x,):
+                                remote(piece)
                             time.sleep(0.0 if signed else 0.2)
-                        done += 50 + remote.decoys_asked
+                        done += 50 * (3 if who == "bob" else 1) + remote.decoys_asked
                         remote.close()
             except BaseException as error:
                 failed.append(error)
@@ -269,7 +281,7 @@ def served(count: int) -> None:
         server.stop()
     if failed:
         raise failed[0]
-    rows, labels, shapes, ends = [], [], set(), {}
+    features, labels, shapes, ends, past = [], [], set(), {}, {}
     usual = sorted(len(clock[key]) for key in coins)[len(coins) // 2]
     for key in sorted(coins, key=lambda key: clock[key][-1][2]):
         lines = clock[key]
@@ -280,9 +292,12 @@ def served(count: int) -> None:
         gaps = [b - a for a, b in itertools.pairwise(times)]
         if len(lines) != usual:
             continue
-        rows.append([before, times[-1] - times[0], *gaps, sum(size for size, *_ in lines)])
+        now = [before, sum(size for size, *_ in lines), beside[key]]
+        of_session = past.setdefault(key[0], [0.0] * 9)
+        features.append([*now, *of_session[-9:], times[-1] - times[0], *gaps])
+        of_session += now
         labels.append(coins[key])
-    judge(rows, labels, f"{len({session for session, _ in coins})} sessions, {len(shapes)} sequences of messages")
+    judge(features, labels, f"{len({session for session, _ in coins})} sessions, {len(shapes)} sequences of messages")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import by_turns
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_cheats import ACCOUNTABLE, EDGES, flip, messages_of_S, run
 from torch import nn
@@ -174,8 +175,7 @@ def signed_anew(key: Ed25519PrivateKey, **fields):
     return change
 
 
-@pytest.mark.parametrize("decoy", [False, True])
-@pytest.mark.parametrize("field", ["with_Q", "with_A", "setup", *range(len(DIGESTS)), "signature"])
+@by_turns(field=["with_Q", "with_A", "setup", *range(len(DIGESTS)), "signature"], decoy=[False, True])
 def test_s_that_states_something_else_is_found_in_every_call(field, decoy, monkeypatch):
     key = Ed25519PrivateKey.generate()
     if field == "signature":

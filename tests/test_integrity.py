@@ -209,9 +209,13 @@ def test_what_s_sees_is_the_same_for_any_two_secrets(example, name, sigma):
         assert moved.moves
 
 
-@pytest.mark.parametrize("party", ["S", *long("A")])
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("party", ["S", "A"])
 def test_check_protocol_accuses_no_sound_layer(example, party):
-    """It did, by 148 rows of codes that are functions of 24 opened bits, and that it took for as many experiments."""
+    """It did, by 148 rows of codes that are functions of 24 opened bits, and that it took for as many experiments.
+
+    Every run has the test above, and `test_elements_that_share_a_secret_are_no_experiments` of the kit itself.
+    """
     product = products.Linear()
     layer = lambda net, x, w: example.checked_layer(net, net.setup, product, x, linear.mask_weight(net.setup, w), 8)
     given = [Given("Q", (6, 5), -(1 << 20), 1 << 20), Given("A", (4, 5), -(1 << 18), 1 << 18, phase=Phase.SETUP)]

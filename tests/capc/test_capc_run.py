@@ -504,10 +504,10 @@ def test_confident_charges_the_check_always_and_the_answer_when_it_is_given(infe
 
 
 def test_workers_give_what_one_process_gives(tmp_path):
-    made, torch_threads = small(), torch.get_num_threads()
+    made, torch_threads = small(5, pool=6), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        how = replace(QUICK, control="no-noise", epsilon=20.0)
+        how = replace(QUICK, control="no-noise", epsilon=20.0, queries=4)
         one = run(made, how)
         two = run(made, how, out=tmp_path, workers=Workers(2))
     finally:
