@@ -127,7 +127,7 @@ def raw(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     # numpy's view of it, since a view of torch's takes several times as long.
-    return memoryview(tensor.detach().contiguous().numpy()).cast("B")
+    return tensor.detach().contiguous().numpy().data.cast("B")
 
 
 def tensor_of(payload: bytes | memoryview, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

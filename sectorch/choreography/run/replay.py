@@ -166,8 +166,9 @@ def _update(found: hmac.HMAC, line: Any, value: torch.Tensor) -> None:
 
 _identity = functools.lru_cache(maxsize=8192)(message_identity)
 """Of the headers of a process's programs, which come again in every call."""
-LARGE = 1 << 18
-"""Bytes from which a message is hashed in another thread, while the call goes on."""
+LARGE = 1 << 20
+"""Bytes from which a message is hashed in another thread, while the call goes on. To hand over a smaller one costs the
+processor more than it saves: a copy, and two threads that wait for the interpreter."""
 
 
 @functools.cache
