@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch import errors
 from sectorch.ring import HEADROOM_BITS
+from sectorch.ring.bitplanes import words_for
 from sectorch.tensor import SharedTensor, dispatch
 
 BEYOND = (errors.RangeExceededError, errors.FixedPointRangeError)
@@ -293,3 +294,18 @@ def test_what_no_check_holds_is_compared_in_all_planes(bits: int):
     assert beyond.amax().reveal() == values.amax() and beyond.amin().reveal() == values.amin()
     pool = torch.nn.MaxPool1d(2, 1, 1)
     assert torch.equal(pool(beyond.view(1, 1, -1)).reveal().double(), pool(values.double().view(1, 1, -1)))
+
+
+def test_no_score_of_attention_is_checked():
+    """Queries and keys are, so that a difference of two scores fits; a query beyond the range withholds the result."""
+    torch.manual_seed(0)
+    attend = lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125)
+    q, k, v = (torch.randn(1, 2, 16, 32) for _ in range(3))
+    q[..., 0, :], k[..., 0, :] = 63.5 * 8, 127.0
+    with sectorch.profile() as profile:
+        y = attend(*map(sectorch.share, (q, k, v))).reveal()
+    assert torch.allclose(y, attend(q, k, v), atol=1e-3)
+    checked = {line.shape[-1] for line in profile.ledger if "raise_outside" in line.path}
+    assert words_for(2 * 16 * 32) in checked and words_for(2 * 16 * 16) not in checked
+    with pytest.raises(errors.RangeExceededError):
+        attend(*map(sectorch.share, (1.01 * q, k, v))).reveal()

@@ -70,6 +70,7 @@ def bilinear(
     terms: int = 1,
     sums: tuple[Sums, Sums] = (torch.abs, torch.abs),
     fine: bool = False,
+    most: float = CAPACITY,
 ) -> SharedTensor:
     """product(x, y) for a map that is linear in both, where at least one operand is shared.
 
@@ -81,18 +82,19 @@ def bilinear(
         sums: for x and for y, where it is not shared: the sums of its magnitudes in one output, or upper bounds.
         fine: whether a private operand has 2 f fraction bits, in two words of f. This costs another product with the
             same opened operand, and a truncation.
+        most: the limit of a sum of products of two shared operands, as a ring element.
     """
     if not isinstance(x, SharedTensor):
         if not isinstance(y, SharedTensor):
             refuse("a secret summand to a product without one", "add it to the product's result")
-        return bilinear(context, partial(_swap_operands, product), y, x, terms, (sums[1], sums[0]), fine)
+        return bilinear(context, partial(_swap_operands, product), y, x, terms, (sums[1], sums[0]), fine, most)
     backend = context.backend
     if isinstance(y, SharedTensor):
-        most = _factor_limits(context, x, y, terms)
-        left, right = as_factor(context, x, most=most[0]), as_factor(context, y, most=most[1])
+        limits = _factor_limits(context, x, y, terms, most)
+        left, right = as_factor(context, x, most=limits[0]), as_factor(context, y, most=limits[1])
         if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
             left, right = as_factor(context, left, 0), as_factor(context, right, 0)
-        left, right = _factors(context, left, right, terms, most)
+        left, right = _factors(context, left, right, terms, limits, most)
         bound = None if left.bound is None or right.bound is None else terms * left.bound * right.bound
         if bound is not None and terms == 1 and bound > CAPACITY:
             return _checked_product(context, product, left, right)
@@ -122,8 +124,10 @@ def bilinear(
     return _times_public(context, product, x, y, sums[1])
 
 
-def _factor_limits(context: Context, x: SharedTensor, y: SharedTensor, terms: int) -> tuple[float | None, float | None]:
-    """The limits of two factors' magnitudes under which the sum of `terms` products stays in the ring.
+def _factor_limits(
+    context: Context, x: SharedTensor, y: SharedTensor, terms: int, largest: float
+) -> tuple[float | None, float | None]:
+    """The limits of two factors' magnitudes under which the sum of `terms` products stays below `largest`.
 
     None for a factor that only has to be below the activation limit. A single product is checked itself.
     """
@@ -135,21 +139,27 @@ def _factor_limits(context: Context, x: SharedTensor, y: SharedTensor, terms: in
     grown = [2.0 ** (1 - scale) if v.scale_bits != scale else 0.0 for v, scale in zip((x, y), scales, strict=True)]
     bounds = (x.bound / 2.0**x.scale_bits, y.bound / 2.0**y.scale_bits)
     sizes = [min(most + more, limit) for most, more in zip(bounds, grown, strict=True)]
-    product = CAPACITY / terms / 2.0 ** sum(scales)
+    product = largest / terms / 2.0 ** sum(scales)
     if sizes[0] * sizes[1] <= product:
         return None, None
     half = math.sqrt(product)
-    if min(sizes) > half:
-        return half, half
+    if min(sizes) > half:  # limits are powers of two: where one bit is left over, the second factor has it
+        first = 2.0 ** (math.floor(math.log2(product)) // 2)
+        return first, product / first
     other = product / min(sizes)
     return (None, other) if sizes[0] <= sizes[1] else (other, None)
 
 
 def _factors(
-    context: Context, x: SharedTensor, y: SharedTensor, terms: int, most: tuple[float | None, float | None]
+    context: Context,
+    x: SharedTensor,
+    y: SharedTensor,
+    terms: int,
+    most: tuple[float | None, float | None],
+    largest: float,
 ) -> tuple[SharedTensor, SharedTensor]:
-    """Two factors, held to the activation limit or to `most` if their products could leave the ring."""
-    if x.bound is None or y.bound is None or terms * x.bound * y.bound <= CAPACITY:
+    """Two factors, held to the activation limit or to `most` if their products could leave the range to `largest`."""
+    if x.bound is None or y.bound is None or terms * x.bound * y.bound <= largest:
         return x, y
     limit = context.scheme.activation_limit
     left, right = (limit if m is None else m for m in most)

@@ -27,6 +27,7 @@ from .common import (
     summand,
     with_dtype,
 )
+from .linear import bilinear
 from .normalization import softmax_factors
 
 
@@ -104,7 +105,7 @@ def attention(
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores, masks = torch.matmul(query * scale, key.transpose(-2, -1)), Masks(context)
+    scores, masks = _scores(context, query * scale, key.transpose(-2, -1)), Masks(context)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
@@ -115,6 +116,13 @@ def attention(
         if mixed is not None:
             return mixed
     return _weighted_values(context, F.dropout(masks.weights(scores), dropout_p), value)
+
+
+def _scores(context: Context | None, query: Any, key: Any) -> Any:
+    """query @ key with room for the difference of two scores, so that the factors are checked and no score is."""
+    if context is None or not (isinstance(query, SharedTensor) and isinstance(key, SharedTensor)):
+        return torch.matmul(query, key)
+    return bilinear(context, products.matmul, query, key, query.shape[-1], most=CAPACITY / 2)
 
 
 def _weighted_values(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
