@@ -497,13 +497,15 @@ def constant_pad_nd(context: Context, x: SharedTensor, pad: Any, value: Any = 0)
 def write_entries(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
     """func(x, source) for a func that writes entries of the source, which may be a number, over entries of x."""
     if not isinstance(source, torch.Tensor):
-        source = torch.tensor(bool(source)) if x.dtype == torch.bool else _fill_value(x, source)
+        source = _fill_value(x, source)
     if x.dtype != source.dtype and not x.dtype.is_floating_point and source.dtype != torch.bool:
         raise DtypeError(f"entries of {source.dtype} cannot be written into a tensor of {x.dtype}; use .to({x.dtype})")
     return rearrange(context, func, x, source)
 
 
 def _fill_value(x: torch.Tensor, value: float) -> torch.Tensor:
+    if x.dtype == torch.bool:
+        return torch.tensor(bool(value))
     if x.dtype.is_floating_point:
         return torch.tensor(float(value))
     info = torch.iinfo(x.dtype)
@@ -524,12 +526,48 @@ def index_fill(context: Context, x: Any, dim: int, index: Any, value: Any) -> Sh
     return write_entries(context, lambda v, s: torch.index_fill(v, dim, index, s), x, value)
 
 
+def _scatter_by_secret_index(
+    context: Context, x: torch.Tensor, dim: int, index: SharedTensor, source: torch.Tensor, add: bool
+) -> SharedTensor:
+    """x with the source's entries written over it, or added to it, at secret positions along `dim`.
+
+    Costs those of `one_hot`. Added entries take one product more; written ones a selection for each place of the index
+    along `dim`, one after the other, since the last of several entries for one position stays, as torch's does.
+    """
+    if not x.dim():
+        flat = (v.reshape(-1) for v in (index, source))
+        return _scatter_by_secret_index(context, x.reshape(1), 0, *flat, add).reshape(())
+    if not index.numel():
+        return summand(context, x)
+    dim %= x.dim()
+    written = tuple(slice(None) if d == dim else slice(size) for d, size in enumerate(index.shape))
+    source, part = source[tuple(slice(size) for size in index.shape)], x[written]
+    code = one_hot(context, index, x.shape[dim]).movedim(-1, dim)
+    if add:
+        part = part + (code * source.unsqueeze(dim)).sum(dim + 1)
+    else:
+        code = code.like(code.shares, 0, 1.0, dtype=torch.bool)
+        for place in range(index.shape[dim]):
+            part = torch.where(code.select(dim + 1, place), source.narrow(dim, place, 1), part)
+
+    def put(v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        v = v.clone()
+        v[written] = s
+        return v
+
+    return write_entries(context, put, x, part)
+
+
 @implements("scatter", torch.scatter, T.scatter, in_place=(T.scatter_,),
-            note="local; public index; with reduce as scatter_reduce")  # fmt: skip
+            note="local by a public index, with reduce as scatter_reduce; by a secret one a selection for each entry")  # fmt: skip
+@stepwise
 def scatter(context: Context, x: Any, dim: int, index: Any, src: Any = None, value: Any = None, *,
             reduce: Any = None) -> SharedTensor:  # fmt: skip
-    _public_positions(index)
     source = value if src is None else src
+    if isinstance(index, SharedTensor) and reduce in (None, "add"):
+        source = source if isinstance(source, torch.Tensor) else _fill_value(x, source).to(x.dtype).expand(index.shape)
+        return _scatter_by_secret_index(context, x, dim, index, source, reduce == "add")
+    _public_positions(index)
     if reduce is not None:
         source = source if isinstance(source, torch.Tensor) else _fill_value(x, source).expand(index.shape)
         return scatter_reduce(context, x, dim, index, source, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
@@ -616,8 +654,11 @@ def index_add(context: Context, x: Any, dim: int, index: Any, source: Any, *, al
 
 
 @implements("scatter_add", torch.scatter_add, T.scatter_add, in_place=(T.scatter_add_,),
-            note="local; public index; as sum")  # fmt: skip
+            note="local by a public index; by a secret one a product; as sum")  # fmt: skip
+@stepwise
 def scatter_add(context: Context, x: Any, dim: int, index: Any, src: Any) -> SharedTensor:
+    if isinstance(index, SharedTensor):
+        return _scatter_by_secret_index(context, x, dim, index, src, add=True)
     _public_positions(index)
     return _accumulate(context, lambda v, s: torch.scatter_add(v, dim, index.to(v.device), s), x, src)
 

@@ -714,6 +714,14 @@ def _is_complex(x: Any) -> bool:
     return dtype_of(x).is_complex if isinstance(x, torch.Tensor) else isinstance(x, complex)
 
 
+_SOURCE: dict[Callable, int] = {
+    _T.__setitem__: 2, _T.index_put_: 2, _T.put_: 2, _T.masked_fill_: 2, _T.masked_scatter_: 2, _T.scatter_: 3,
+    _T.scatter_add_: 3, _T.scatter_reduce_: 3, _T.index_add_: 3, _T.index_copy_: 3, _T.index_fill_: 3,
+    _T.index_reduce_: 3,
+}  # fmt: skip
+"""Of functions that take positions, the argument that is written: the others have no say in the dtype."""
+
+
 def _in_place_target(func: Callable, args: tuple) -> Any:
     """The tensor that an in-place function writes into.
 
@@ -734,7 +742,8 @@ def _in_place_target(func: Callable, args: tuple) -> Any:
             f"place (out[i] = out[i] + x, torch.cat, torch.where), or into a tensor that a forward made"
         )
     like = to_meta(target, True)
-    for other in args[2:] if func is _T.__setitem__ else args[1:]:
+    at = _SOURCE.get(func)
+    for other in args[1:] if at is None else args[at : at + 1]:
         if isinstance(other, (torch.Tensor, numbers.Number)):
             promoted = torch.result_type(like, to_meta(other, True))
             if not torch.can_cast(promoted, like.dtype):
