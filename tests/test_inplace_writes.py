@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -107,9 +109,15 @@ def into_a_view_of_whole_numbers(_module, _x, y):
     return out
 
 
+def by_a_mask(_module, _x, y):
+    out = torch.zeros(3, 4)
+    out[y > 0] = 1.0
+    return y + out
+
+
 RIGHT = (
     row_by_row, under_another_name, added_up, whole_numbers, empty, frequencies, view_before, into_a_view,
-    into_overlapping_views, into_a_view_of_a_view, loops_and_corners, into_a_view_of_whole_numbers,
+    into_overlapping_views, into_a_view_of_a_view, loops_and_corners, into_a_view_of_whole_numbers, by_a_mask,
 )  # fmt: skip
 
 
@@ -131,13 +139,12 @@ def into_a_buffer(module, _x, y):
     return y
 
 
-def by_a_mask(_module, _x, y):
-    out = torch.zeros(3, 4)
-    out[y > 0] = 1.0
-    return y + out
+def several_by_a_mask(_module, _x, y):
+    y[y > 0] = y[y > 0] * 2
+    return y
 
 
-REFUSED = (array_before, rounded, into_a_buffer, by_a_mask)
+REFUSED = (array_before, rounded, into_a_buffer, several_by_a_mask)
 
 
 def made(body: Callable, alone: bool) -> tuple[Writer, torch.Tensor]:
@@ -346,3 +353,28 @@ def test_random_numbers_say_whose_they_are(draw: Callable):
         plain, x = made(lambda _module, _x, y: y + draw(y), alone)
         with pytest.raises(SectorchError, match="as an input"):
             sectorch.secure(plain)(x)
+
+
+MASKS = (
+    lambda y: y > 0, lambda y: y[:, 0, 0] > 0, lambda y: (slice(None), y[0] > 0), lambda y: (None, y > 0),
+    lambda y: (slice(None), y[0, :, 0] > 0, slice(1)), lambda y: y.sum() > 0, lambda y: y[:2] > 0, lambda y: y != y,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_a_number_written_by_a_secret_mask_is_torchs_or_refused(dtype: torch.dtype):
+    x = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(2)) * 3
+    x = x > 0 if dtype == torch.bool else x.to(dtype)
+    right = 0
+    for mask, value in itertools.product(MASKS, (0.0, -1, 1.5, float("inf"), float("nan"), True, 1e9)):
+        plain, secret = x.clone(), sectorch.share(x)
+        with contextlib.suppress(IndexError, RuntimeError):
+            plain[mask(plain)] = value
+        try:
+            secret[mask(secret)] = value
+            found = secret.reveal()
+        except SectorchError:
+            continue
+        assert torch.allclose(found.double(), plain.double(), atol=1e-5), (mask, value)
+        right += 1
+    assert right >= len(MASKS) - 1

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from ..ring import products
 from ..tensor import PrivateTensor, SharedTensor
-from ..tensor.table import BEFORE, SHARES, Context, implements, stepwise
+from ..tensor.table import BEFORE, ON_META, SHARES, Context, implements, stepwise
 from .common import (
     align_scales,
     as_factor,
@@ -559,7 +559,7 @@ def _scatter_by_secret_index(
 
 
 @implements("scatter", torch.scatter, T.scatter, in_place=(T.scatter_,),
-            note="local by a public index, with reduce as scatter_reduce; by a secret one a selection for each entry")  # fmt: skip
+            note="local by a public index; by a secret one a selection for each; reduce as scatter_reduce")  # fmt: skip
 @stepwise
 def scatter(context: Context, x: Any, dim: int, index: Any, src: Any = None, value: Any = None, *,
             reduce: Any = None) -> SharedTensor:  # fmt: skip
@@ -616,12 +616,78 @@ def copy(context: Context, x: SharedTensor, src: Any, non_blocking: bool = False
     return write_entries(context, lambda v, s: v.copy_(s), x, src)
 
 
-BEFORE[T.__setitem__] = lambda x, index, value: _public_positions(index)
+def _secret_mask(index: Any) -> tuple[SharedTensor, tuple, int] | None:
+    """The secret mask of an index, the same index with slices in its place, and how many dimensions stand before it.
+
+    None where there is none, or another tensor beside it.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    tensors = [i for i, part in enumerate(parts) if isinstance(part, torch.Tensor)]
+    if len(tensors) != 1 or not isinstance(parts[tensors[0]], SharedTensor) or parts[tensors[0]].dtype != torch.bool:
+        return None
+    before, mask, after = parts[: tensors[0]], parts[tensors[0]], parts[tensors[0] + 1 :]
+    if not all(part is None or isinstance(part, slice) for part in before) or not all(
+        isinstance(part, slice) for part in after
+    ):
+        return None
+    return mask, (*before, *(slice(None),) * mask.dim(), *after), len(before)
 
 
-@implements("setitem", in_place=(T.__setitem__,), note="local; public index")
+def _check_number(*args: Any, value: Any = None, **named: Any) -> None:
+    """Refuse a number to be written that a whole-number dtype does not hold, in torch's words."""
+    x = args[0] if args else named["input"]
+    value = args[-1] if value is None and args else value
+    if x.dtype.is_floating_point or x.dtype.is_complex or type(value) not in (int, float):
+        return
+    holds = x.dtype == torch.bool or torch.iinfo(x.dtype).min <= value <= torch.iinfo(x.dtype).max
+    if not math.isfinite(value) or not holds:
+        raise DtypeError(f"{value} cannot be written: value cannot be converted to type {x.dtype} without overflow")
+
+
+for _function in (T.masked_fill, T.masked_fill_, torch.masked_fill, T.index_fill, T.index_fill_, torch.index_fill,
+                  T.scatter, T.scatter_, torch.scatter, T.fill_, torch.fill, torch.fill_):  # fmt: skip
+    BEFORE[_function] = _check_number
+
+
+def _before_setitem(x: Any, index: Any, value: Any) -> None:
+    _check_number(x, value)
+    if _secret_mask(index) is None:
+        _public_positions(index)
+    elif isinstance(value, torch.Tensor) and value.dim():
+        refuse(
+            "writing several entries by a secret mask", "their number would tell; write a number, or use torch.where"
+        )
+
+
+def _setitem_on_meta(x: torch.Tensor, index: Any, value: Any) -> None:
+    """As torch's, and for a mask with slices in its place, since its content decides what torch looks at."""
+    mask = next((part for part in index if isinstance(part, torch.Tensor)), None) if isinstance(index, tuple) else index
+    if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.is_meta:
+        parts, within = index if isinstance(index, tuple) else (index,), (slice(None),) * mask.dim()
+        at = next(i for i, part in enumerate(parts) if part is mask)
+        shape = x[(*parts[:at], *within, *parts[at + 1 :])].shape[at : at + mask.dim()]
+        if shape != mask.shape:
+            raise IndexError(f"a mask of shape {list(mask.shape)} for dimensions of {list(shape)}")
+        index = (*parts[:at], *within, *parts[at + 1 :])
+    x[index] = value
+
+
+BEFORE[T.__setitem__] = _before_setitem
+ON_META[T.__setitem__] = _setitem_on_meta
+
+
+@implements("setitem", in_place=(T.__setitem__,),
+            note="local by a public index; by a secret mask, of a number, as where")  # fmt: skip
+@stepwise
 def setitem(context: Context, x: SharedTensor, index: Any, value: Any) -> SharedTensor:
-    _public_positions(index)
+    found = _secret_mask(index)
+    if found is None:
+        _public_positions(index)
+    else:
+        mask, index, before = found
+        part = x[index]
+        value = value if isinstance(value, torch.Tensor) else _fill_value(x, value)
+        value = torch.where(mask.reshape(*mask.shape, *(1,) * (part.dim() - before - mask.dim())), value, part)
 
     def put(v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         v[index] = s

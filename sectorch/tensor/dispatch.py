@@ -744,7 +744,8 @@ def _in_place_target(func: Callable, args: tuple) -> Any:
     like = to_meta(target, True)
     at = _SOURCE.get(func)
     for other in args[1:] if at is None else args[at : at + 1]:
-        if isinstance(other, (torch.Tensor, numbers.Number)):
+        whole = at is not None and isinstance(other, float) and other.is_integer()  # as torch, which rounds others
+        if isinstance(other, (torch.Tensor, numbers.Number)) and not whole:
             promoted = torch.result_type(like, to_meta(other, True))
             if not torch.can_cast(promoted, like.dtype):
                 raise DtypeError(

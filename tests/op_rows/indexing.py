@@ -100,8 +100,14 @@ ROWS = (
         call(M, (slice(None), AT), number(3, 2)),
         call(M, mask(3, 4), number()),
         call(whole(4), index(2, below=4), 2),
+        call(M, flags(3, 4), 0.3),
+        call(X, (slice(None), flags(3, 4)), number()),
+        call(whole(3, 4), (flags(3), slice(1, 3)), 2),
         errors=(
             refused(UnsupportedOpError, "secret positions", M, SECRET, 0.3, key=T.__setitem__),
+            refused(
+                UnsupportedOpError, "several entries by a secret mask", M, flags(3, 4), number(2), key=T.__setitem__
+            ),
             refused(UnsupportedOpError, "into a plain tensor", M.public, 0, number(4), key=T.__setitem__),
         ),
     ),
