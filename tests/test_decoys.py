@@ -19,6 +19,7 @@ from sectorch import decoys
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.net import Sent
+from sectorch.choreography.program.projection import Setup
 from sectorch.choreography.run import replay
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.config import Scheme
@@ -504,6 +505,17 @@ def test_a_rate_without_signatures_is_refused():
 def test_accountable_stands_alone(more):
     with pytest.raises(ArgumentError, match="leave audited and verified out"):
         Scheme(accountable=True, **more)
+
+
+def test_a_session_that_is_resumed_has_no_signed_calls(monkeypatch):
+    """Nothing is drawn or sent, and A accuses nobody."""
+    monkeypatch.setattr(Session, "_new_setup", lambda self, party: Setup(None))
+    for decoy in (False, True):
+        secure = secured()
+        with Transcript() as transcript, decoy_call(decoy), pytest.raises(ArgumentError, match="that begins now"):
+            secure(X)
+        assert not [line for line, _ in transcript.lines if line.path != "seed"]
+        assert secure.session.statements.found is None and secure.session.statements.asked == 0
 
 
 def test_what_is_not_covered_is_refused():
