@@ -193,7 +193,7 @@ class DimensionError(SectorchError, IndexError):
     """A tensor has no such dimension or index. Where torch has an error text for it, this is that text.
 
     Example:
-        index out of range: a table of 10 rows, indices to 12
+        index out of range in self: a table of 10 rows, indices from 3 to 12
 
     What to do:
         Count dimensions from 0, or from -1 at the end. Indices that are secret are looked at by their owner alone,

@@ -81,6 +81,19 @@ IGNORED = -100
 """torch's default for `ignore_index`. Of secret labels none is ignored then: their number is public."""
 
 
+def check_own_labels(context: Context, x: SharedTensor, classes: int, ignored: int = IGNORED) -> None:
+    """Check that Q's own labels are classes, or `ignored`, before anything of the loss is computed. No message.
+
+    Labels of others, and all where Q has to prove what it deals, are compared in secret later (`code_of_labels`).
+
+    Raises:
+        DimensionError: at Q.
+    """
+    if not context.scheme.verified:
+        beside = None if ignored == IGNORED or 0 <= ignored < classes else ignored
+        context.backend.check_index(x.shares, classes, beside)
+
+
 def code_of_labels(context: Context, x: SharedTensor, classes: int, ignored: int = IGNORED) -> SharedTensor:
     """One-hot codes [..., classes] of secret labels, zero for labels that are `ignored`.
 
@@ -109,6 +122,14 @@ def _all_but_last(x: torch.Tensor) -> torch.Tensor:
     return x[..., :-1]
 
 
+def check_public_index(index: torch.Tensor, rows: int) -> None:
+    """Raise DimensionError, in torch's words, where a public index is no row of a table."""
+    if not index.is_meta and index.numel() and (int(index.min()) < 0 or int(index.max()) >= rows):
+        raise DimensionError(
+            f"index out of range in self: a table of {rows} rows, indices from {int(index.min())} to {int(index.max())}"
+        )
+
+
 @implements("embedding", torch.embedding)
 def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> torch.Tensor:
     """torch.embedding has the weight first."""
@@ -129,10 +150,7 @@ def embedding(
     if max_norm is not None:
         refuse("embedding with max_norm", "normalise the table first")
     if isinstance(weight, SharedTensor) and not is_secret(index):
-        if index.numel() and not index.is_meta and (int(index.min()) < 0 or int(index.max()) >= weight.shape[0]):
-            raise DimensionError(
-                f"index out of range: a table of {weight.shape[0]} rows, indices to {int(index.max())}"
-            )
+        check_public_index(index, weight.shape[0])
         return weight[index]
     if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
         refuse("this embedding", "share the index with sectorch.share(), or give plain weights")

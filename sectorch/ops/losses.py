@@ -13,7 +13,7 @@ from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import COMPOSED, ON_META, Context, implements, stepwise
 from .common import as_floating, domain_bits, is_secret, refuse, require, round_scale, summand, with_dtype
-from .indexing import IGNORED, code_of_labels
+from .indexing import IGNORED, check_own_labels, code_of_labels
 from .normalization import mean_of_squares, standardize
 from .smooth import logarithm
 
@@ -172,6 +172,8 @@ def cross_entropy(
         return _reduce(-(terms if weight is None else terms * _of_classes(weight, x)).sum(dim), reduction)
     if not isinstance(target, SharedTensor):
         _counted_targets(target, ignore_index, reduction)
+    else:
+        check_own_labels(context, target, x.shape[dim], ignore_index)
     logs = F.log_softmax(x, dim)
     loss, count = _class_losses(context, logs, target, weight, ignore_index, reduction)
     if label_smoothing:

@@ -958,6 +958,10 @@ def _wrap_private(
     return results
 
 
+_ALWAYS_THE_SAME = "index out of range in self"
+"""What torch says of a look-up in a table."""
+
+
 def _runner(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
     """func as a function of the private arguments' values, which are the leaves at these places.
 
@@ -978,10 +982,12 @@ def _runner(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
             with torch.no_grad():
                 return tuple(pytree.tree_leaves(func(*a, **k)))
         except Exception as error:
-            # torch's text may contain an entry of a weight. The error has its kind and the shapes alone.
+            # torch's text may contain an entry of a weight. The error has its kind and the shapes alone, and words of
+            # torch's that are always the same.
             given = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in filled if isinstance(leaf, torch.Tensor))
             kind = type(as_sectorch_error(func, error))
-            raise kind(f"{spell(func)}: {type(error).__name__} at the owner of the operands, {given}") from None
+            said = _ALWAYS_THE_SAME if _ALWAYS_THE_SAME in str(error) else type(error).__name__
+            raise kind(f"{spell(func)}: {said} at the owner of the operands, {given}") from None
 
     return run
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError, DimensionError
-from ..ops.indexing import IGNORED, code_of_labels
+from ..ops.indexing import IGNORED, check_own_labels, code_of_labels
 from ..ops.infinity import negated_infinite
 from ..tensor import SecretTensor, SharedTensor
 from ..tensor.table import Context
@@ -17,7 +17,7 @@ from .autograd_values import VARYING, Cell, PublicInput, labels_form
 from .elementwise import constant, content, finer_quotient, kept_bits, times_code
 from .fixed_point import as_gradient, factor, operand, times
 from .operations import GRADIENTS, F, aten, torch
-from .tensor import FUNCTIONS
+from .tensor import FUNCTIONS, DifferentiableTensor
 
 row = GRADIENTS.implements
 
@@ -88,12 +88,18 @@ def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ig
 
 def public_code(target: Tensor, classes: int, dim: int, weight: Tensor | None = None, ignored: int = -100) -> Tensor:
     """One-hot codes of public labels, zero for ignored ones. Raises DimensionError where one is out of range."""
+    labels, kept = _check_public(target, classes, ignored)
+    code = F.one_hot(labels.long(), classes) * kept.unsqueeze(-1)
+    return (code if weight is None else code * weight).movedim(-1, dim)
+
+
+def _check_public(target: Tensor, classes: int, ignored: int) -> tuple[Tensor, Tensor]:
+    """Labels with zeros in place of ignored ones, and which are none. Raises DimensionError for one out of range."""
     kept = target != ignored
     labels = torch.where(kept, target, 0)
     if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise DimensionError(f"labels are from 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}")
-    code = F.one_hot(labels.long(), classes) * kept.unsqueeze(-1)
-    return (code if weight is None else code * weight).movedim(-1, dim)
+    return labels, kept
 
 
 def _count(code: Any, dim: int, weight: Any, ignored: int) -> Any:
@@ -181,19 +187,35 @@ def bce_with_logits(
     return _reduce(loss if weight is None else torch.mul(loss, content(weight)), reduction)
 
 
+def _check_labels(target: Any, classes: int, ignored: int) -> None:
+    """Raise DimensionError where labels are no classes: at Q for its own, at all parties for public ones.
+
+    Labels that the step computes, and those of other parties, are not known yet.
+    """
+    if type(target) is Tensor and not target.is_meta:
+        _check_public(target, classes, ignored)
+    elif isinstance(target, DifferentiableTensor) and target.cell.pending is None and target.cell.deferred is None:
+        labels = target.cell.content
+        with labels.session.operation(labels.party):
+            check_own_labels(Context(labels.session, labels.party, labels.scheme), labels, classes, ignored)
+
+
 def cross_entropy(
     input: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = IGNORED,
     reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """Smoothed cross entropy of secret labels that are weighted or ignored, whose weights torch would look up.
 
-    Both parts have the mean over the weights of the labels, which `nll_loss` has computed.
+    Both parts have the mean over the weights of the labels, which `nll_loss` has computed. Labels that somebody knows
+    are checked first, before anything of the loss, or of the step that it is a part of, is sent.
     """
-    secret = isinstance(target, SecretTensor) and not target.is_floating_point()
-    plain = weight is None and ignore_index == IGNORED
+    numbers = isinstance(target, Tensor) and not target.is_floating_point()
+    secret, plain = isinstance(target, SecretTensor) and numbers, weight is None and ignore_index == IGNORED
+    dim = 1 if input.dim() > 1 else 0
+    if numbers and input.dim():
+        _check_labels(target, input.shape[dim], ignore_index)
     if not secret or label_smoothing <= 0 or plain or size_average is not None or reduce is not None:
         return NotImplemented
-    dim = 1 if input.dim() > 1 else 0
     classes = input.shape[dim]
     logs = F.log_softmax(input, dim).movedim(dim, -1).reshape((-1, classes))
     labels = target.reshape(-1)

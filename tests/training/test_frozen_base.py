@@ -369,3 +369,28 @@ def test_three_parties_apart_have_the_same_bits_and_only_the_owner_has_the_base(
     assert not [error for error in found.values() if isinstance(error, BaseException)], found
     assert equal(found["S"], program(Session(reference=True), True, True))
     assert all(value.is_meta for name in "QA" for value in found[name].values())
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_labels_out_of_range_are_named_before_anything_of_their_step_is_sent(label: int):
+    session = Session()
+    model, labels = sectorch.shared(nn.Linear(4, 3), owner="A", session=session), torch.tensor([0, 1, label, 2])
+    x, secret = (sectorch.share(v, session=session) for v in (torch.rand(4, 4), labels))
+    for target in (secret, labels):
+        with Transcript() as transcript, pytest.raises(IndexError, match=re.escape("0 to 2")), sectorch.step(session):
+            F.cross_entropy(model(x), target, label_smoothing=0.1).backward()
+        assert not transcript.lines
+    with Transcript() as transcript, sectorch.step(session):
+        model.zero_grad()
+        F.cross_entropy(model(x), sectorch.share(labels.clamp(0, 2), session=session)).backward()
+    assert transcript.lines
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("word", [6, -1])
+def test_public_ids_out_of_range_are_named_in_torchs_words(word: int, frozen: bool):
+    table = nn.Embedding(6, 4).requires_grad_(not frozen)
+    table = sectorch.shared(table, owner="A", session=Session())
+    with Transcript() as transcript, pytest.raises(IndexError, match="index out of range in self"):
+        table(torch.tensor([1, word]))
+    assert not transcript.lines
