@@ -259,6 +259,7 @@ class _Given:
         self.public_rows = None if None in sizes else self.rows
         self.many = max((*(t.many for t in of_tables), *map(rows_of_one, shared)), default=1)
         tables = [t.present for t in (x, groups) if isinstance(t, Table)]
+        tables += [v.counting for v in shared]
         self.present: SharedTensor | None = None
         for flags in {id(p): p for p in (present, *tables) if p is not None}.values():
             both: Any = flags if self.present is None else self.present & flags

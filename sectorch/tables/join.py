@@ -54,8 +54,9 @@ On = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 # Keys: a row's key columns as one digest. Equal keys have equal digests, whatever types their columns are of.
 
 NORMALISATIONS = ("text", "digits")
-_KINDS = ("nothing but missing keys", "whole numbers", "text", "booleans", "times", "keys of several types")
-_WHOLE, _TEXT, _BOOL, _TIME, _MIXED = range(1, 6)
+_KINDS = ("nothing but missing keys", "whole numbers", "text", "booleans", "times", "times of a zone",
+          "lengths of time", "keys of several types")  # fmt: skip
+_WHOLE, _TEXT, _BOOL, _TIME, _ZONED, _LENGTH, _MIXED = range(1, 8)
 _MISSING = -1
 KEY_WORDS = 5
 """Words of a key: four of its SHA-256 digest, and 1 where it is present."""
@@ -122,10 +123,19 @@ def _parts(table: OwnedTable, name: str, normalise: Sequence[str]) -> tuple[list
     if values.dtype.kind in "Mm":
         none = np.isnat(values)
         missing = none if missing is None else missing | none
-        parts = _times(name, values)
+        parts = _times(name, values, _zoned(columns[name]))
     else:
         if values.dtype.kind not in "biufOUT":
             raise DtypeError(f"key column {name!r} is of type {values.dtype}; convert it to text first")
+        if (
+            values.dtype.kind == "f"
+            and values.itemsize < 8
+            and (np.abs(values) >= 2.0 ** (digits := np.finfo(values.dtype).nmant + 1)).any()
+        ):
+            raise DtypeError(
+                f"key column {name!r} holds {values.dtype} of 2^{digits} or more, of which several whole numbers make "
+                f"one: bring it as whole numbers or text"
+            )
         parts = [_part(name, value, normalise) for value in values.tolist()]
     if missing is not None:
         parts = [(_MISSING, b"") if none else part for part, none in zip(parts, missing.tolist(), strict=True)]
@@ -137,7 +147,13 @@ _NANOSECONDS = {"W": 7 * 86400 * 10**9, "D": 86400 * 10**9, "h": 3600 * 10**9, "
                 "ms": 10**6, "us": 1000, "ns": 1}  # fmt: skip
 
 
-def _times(name: str, values: np.ndarray) -> list[tuple[int, bytes]]:
+def _zoned(column: Any) -> bool:
+    """Whether a column's times are points in time of any clock, and not what some clock shows."""
+    kind: Any = getattr(column, "dtype", getattr(column, "type", None))
+    return any(getattr(kind, name, None) is not None for name in ("tz", "time_zone"))
+
+
+def _times(name: str, values: np.ndarray, zoned: bool) -> list[tuple[int, bytes]]:
     """Points in time, or lengths of it, in nanoseconds: equal in whatever unit a column has them."""
     unit, count = np.datetime_data(values.dtype)
     if unit in ("Y", "M") and values.dtype.kind == "M":
@@ -145,7 +161,8 @@ def _times(name: str, values: np.ndarray) -> list[tuple[int, bytes]]:
     if unit not in _NANOSECONDS:
         raise DtypeError(f"key column {name!r} has times in the unit {unit}; convert it to nanoseconds or longer ones")
     step, letter = count * _NANOSECONDS[unit], values.dtype.kind
-    return [(_TIME, f"{letter}{step * value}".encode()) for value in values.astype(np.int64).tolist()]
+    sort = _LENGTH if letter == "m" else _ZONED if zoned else _TIME
+    return [(sort, f"{step * value}".encode()) for value in values.astype(np.int64).tolist()]
 
 
 def _read_key(name: str, column: Any) -> Any:
@@ -425,9 +442,9 @@ def join(
         suffixes: of each table, for columns whose name another table has, too: `("_1", "_2")`. Without it such names
             are refused. A key column of another table than the first is left out of its columns.
 
-    Keys: whole numbers are equal to floats of the same value; other floats are refused. Booleans and times are equal to
-    booleans and times only. A missing key (None, NaN, NaT) matches nothing. Two different keys match with a probability
-    of 2^-64 a row.
+    Keys: whole numbers are equal to floats of the same value; other floats are refused. Booleans, times, times of a
+    zone and lengths of time are equal to their own kind only. A missing key (None, NaN, NaT) matches nothing. Two
+    different keys match with a probability of 2^-64 a row.
 
     Returns:
         A `Table`, whose rows are in an order that nobody knows. Its length is public: the number of matches of an inner
@@ -776,7 +793,9 @@ def _compare_kinds(
         known = {kind for kind in column if 0 < kind < _MIXED}
         if len(known) > 1:
             said = ", ".join(
-                f"{_KINDS[kind]} at {table.owner}" for table, kind in zip(tables, column, strict=True) if 0 < kind < 6
+                f"{_KINDS[kind]} at {table.owner}"
+                for table, kind in zip(tables, column, strict=True)
+                if 0 < kind <= _MIXED
             )
             raise ArgumentError(
                 f"a key column is {said}, of which none is equal to another: convert one of them, or name "

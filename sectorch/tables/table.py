@@ -627,6 +627,12 @@ class Table:
     ):
         self._columns = dict(columns)
         self.missing: dict[str, SharedTensor] = dict(missing or {})
+        for own in {
+            id(own): own for x in columns.values() if (own := getattr(x, "counting", None)) is not None
+        }.values():
+            if present is not None and own is not present:
+                raise ArgumentError("the columns of a table are of tables of several filters: take them of one")
+            present = own
         self.present = present
         self._public_rows: int | None = None
         self._many = max(map(rows_of_one, columns.values()), default=1)
@@ -656,6 +662,7 @@ class Table:
         for name, x in self._columns.items():
             facts = given.get(name) or _facts_of(x)
             self.schema[name] = replace(facts, missing=name in self.missing)
+            self._columns[name] = x = _counting(x, None)
             if not checked:
                 if name in self.missing:
                     x = NullableColumn(x, self.missing[name]).filled()
@@ -715,12 +722,14 @@ class Table:
         """One column as a SharedTensor (n,), or a Table of several: `t["age"]`, `t[["age", "sex"]]`.
 
         A column that may have missing values is a `NullableColumn`: comparisons and arithmetic keep in mind where.
+        A column of a filtered table has all rows, and what would count those that do not count is refused: sums,
+        orders, and other columns that are not of this filter. `filled` gives it without that.
 
         Raises:
             ArgumentError: no such column, or row numbers, which would move rows: `where` filters.
         """
         if isinstance(name, str):
-            x, absent = self.filled(name), self.missing.get(name)
+            x, absent = _counting(self.filled(name), self.present), self.missing.get(name)
             return x if absent is None else NullableColumn(x, absent, zeroed=True)
         if not isinstance(name, (list, tuple)) or not all(isinstance(n, str) for n in name):
             raise ArgumentError(
@@ -771,7 +780,7 @@ class Table:
                 f"tensor(..., fill=0), and leave such rows out by where(t.known({lost[0]!r})) if they are not to count"
             )
         chosen = [self.filled(name, fill or 0) for name in chosen]
-        return torch.stack([x.to(torch.float32) for x in chosen], 1)  # pyright: ignore[reportReturnType]
+        return _counting(torch.stack([x.to(torch.float32) for x in chosen], 1), self.present)
 
     def known(self, *names: str) -> SharedTensor | None:
         """1 for each row that counts and has a value in each of these columns, bool (n,); None if all have.
@@ -812,8 +821,9 @@ class Table:
         present: Any = condition
         if not isinstance(condition, SharedTensor):
             present = embed_public(self.filled(self.columns[0]), condition)
-        if self.present is not None:
-            present = self.present & present
+        own, present = getattr(condition, "counting", None), _counting(present, None)
+        for filtered in {id(x): x for x in (self.present, own) if x is not None}.values():
+            present = filtered & present
         return Table(self._columns, self.schema, present=present, missing=self.missing, checked=True)._with_rows_of(
             self
         )
@@ -832,6 +842,9 @@ class Table:
             schema.pop(name, None)
             if isinstance(x, NullableColumn):
                 x, missing[name] = x.filled(), x.absent
+            own = getattr(x, "counting", None)
+            if own is not None and own is not self.present:
+                raise ArgumentError(f"column {name!r:.60} is of a table with another filter: take it of this one")
             made[name] = x
             if facts is not None:
                 schema[name], made[name] = facts, _as_codes(x, facts)
@@ -920,6 +933,18 @@ def _joined_flags(flags: Sequence[SharedTensor | None], tables: Sequence[Table],
 
 _rows_of_one: MutableMapping[Any, int] = WeakIdKeyDictionary()
 """By the tensor of a column: the most rows of one person, where a join has several."""
+
+
+def _counting(x: Any, present: SharedTensor | None) -> Any:
+    """The same tensor as a column of a table with this filter."""
+    if not isinstance(x, SharedTensor) or x.counting is present:
+        return x
+    made = x.like(x.shares, bound=x.bound)
+    made.whole_bits, made.infinite, made.given, made.constant = x.whole_bits, x.infinite, x.given, x.constant
+    made.counting = present
+    if (many := rows_of_one(x)) > 1:
+        _rows_of_one[made] = many
+    return made
 
 
 def rows_of_one(x: Any) -> int:

@@ -358,7 +358,58 @@ def _operate(func: Callable, args: tuple, kwargs: dict, leaves: list) -> Any:
         context.session.agreement.note(context.party, spell(func), args, kwargs)
     if not shared:
         return call_at_owner(context, func, args, kwargs, meta)
-    return _compute(context, func, args, kwargs, meta, secrets, complex_operand)
+    counting = _rows_that_count(func, args, kwargs, secrets, meta) if DEPTH.get() == 0 else None
+    result = _compute(context, func, args, kwargs, meta, secrets, complex_operand)
+    for leaf in [] if counting is None else _shared_leaves(result):
+        leaf.counting = counting
+    return result
+
+
+# Columns of filtered tables, which hold all rows. What reads one row at a time goes on with the filter; what would take
+# rows that do not count is refused.
+
+
+_ALONG_ROWS = frozenset((
+    "argsort", "cummax", "cummin", "cumprod", "cumsum", "diff", "flip", "log_softmax", "logcumsumexp", "msort",
+    "normalize", "roll", "softmax", "softmin", "sort",
+))  # fmt: skip
+"""Rows whose results have the shape of the operand and mix its entries along a dimension."""
+_TAKES_APART = frozenset((
+    "cat", "chunk", "dstack", "gather", "getitem", "hstack", "index_select", "narrow", "pad", "repeat",
+    "repeat_interleave", "select", "split", "stack", "take", "take_along_dim", "tensor_split", "tile", "unbind",
+    "vstack",
+))  # fmt: skip
+"""Rows whose results are entries of their operands, at other places."""
+
+
+def _rows_that_count(func: Callable, args: tuple, kwargs: dict, secrets: list, meta: Any) -> SharedTensor | None:
+    """`SharedTensor.counting` of the results of a call.
+
+    Raises:
+        ArgumentError: the call takes all rows of a column of a filtered table, or columns of two filters.
+    """
+    marked = [x for x in secrets if isinstance(x, SharedTensor) and x.counting is not None]
+    if not marked:
+        return None
+    row, first = ROW_OF[func], marked[0]
+    if any(x.counting is not first.counting for x in marked):
+        raise ArgumentError(
+            f"{spell(func)} of columns of tables of several filters: take both of the table that was filtered last"
+        )
+    rows, results = first.shape[0], [leaf for leaf in pytree.tree_leaves(meta) if isinstance(leaf, torch.Tensor)]
+    keeps = all(leaf.dim() and leaf.shape[0] == rows for leaf in results)
+    if row.view or row.name in _TAKES_APART:
+        return first.counting if keeps and row.view else None
+    dims = kwargs.get("dim", kwargs.get("dims", args[1] if len(args) > 1 else None))
+    dims = dims if isinstance(dims, (tuple, list)) else (dims,)
+    along = row.name in _ALONG_ROWS and any(type(d) is not int or d % first.dim() == 0 for d in dims)
+    if along or not keeps:
+        raise ArgumentError(
+            f"{spell(func)} takes all rows of a column of a filtered table, and some of them do not count: "
+            f"sectorch.tables has sums, means and others of those that do; table.filled(name) is the column with all "
+            f"its rows, and table.known(name) says which count"
+        )
+    return first.counting
 
 
 def _metadata(func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -241,6 +241,8 @@ class SharedTensor(SecretTensor):
     """Whether it is a party's own input as it was shared, or a view, a sum or a difference of such inputs."""
     constant: tuple[int, float] | None
     """(n, v): ring elements equal to n stand for the public number v, of which n has too few digits; or None."""
+    counting: SharedTensor | None
+    """Of a column of a filtered table: which entries of dimension 0 count. Calls that would count all are refused."""
     flags: tuple[Value, ...]
     """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`). Those that
     an answering party still holds of a tensor that Q holds are `CollectedFlag`s."""
@@ -264,6 +266,7 @@ class SharedTensor(SecretTensor):
         self.infinite = None
         self.given = False
         self.constant = None
+        self.counting = None
         self.flags = ()
         return self
 

@@ -208,12 +208,19 @@ def test_keys():
     assert matches(["", "x"], ["x", ""]) == [(0, 1), (1, 0)]
     assert matches(pd.Categorical(["b", "a"]), ["a", "z"]) == [(1, 0)]
     days = pd.to_datetime(["2026-01-01", None, "2026-01-03"])
-    assert matches(days, days.tz_localize("UTC").astype("datetime64[s, UTC]")) == [(0, 0), (2, 2)]
+    there = days.tz_localize("UTC").tz_convert("Asia/Tokyo")
+    assert matches(there, days.tz_localize("UTC").astype("datetime64[s, UTC]")) == [(0, 0), (2, 2)]
     assert matches([0.0], [-0.0]) == [(0, 0)]
     months = np.array(["2026-02", "9999-01"], dtype="M8[M]")
     assert matches(months, np.array(["9999-01-01", "2026-02-01"], dtype="M8[D]")) == [(0, 1), (1, 0)]
     assert matches(np.array([5, 7], dtype="m8[s]"), np.array([7000, 9], dtype="m8[ms]")) == [(1, 0)]
-    assert matches(np.array([5], dtype="m8[ns]"), np.array([5], dtype="M8[ns]")) == []
+    for other in (there, np.array([5], dtype="m8[ns]")):  # nobody knows which clock the days are of
+        with pytest.raises(ArgumentError, match=r"times of a zone|lengths of time"):
+            matches(days, other)
+    for dtype, digits in ((np.float32, 24), (np.float16, 11)):
+        assert matches(np.array([2**digits - 1], dtype=dtype), [2**digits - 1]) == [(0, 0)]
+        with pytest.raises(DtypeError, match="several whole numbers make one"):
+            matches(np.array([2**digits + 1], dtype=dtype), [2**digits + 1])
     assert matches(pd.Series([np.int64(3), np.str_("x"), np.True_], dtype=object), ["x", "y"]) == [(1, 0)]
     assert matches(["e\u0301"], ["\u00e9"]) == []
 
