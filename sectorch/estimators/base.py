@@ -182,6 +182,10 @@ def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
                 f"{name} is a {type(value).__name__} and the other of X and y is in shares; share it: "
                 f"sectorch.share({name}, session=..., owner=...)"
             )
+        if value is not None and unwrap_shared(value).counting is not None:
+            raise ArgumentError(
+                f"{name} is of a filtered table, and a fit takes all its rows: table.filled(name) gives them"
+            )
     x = as_float32(unwrap_shared(x))
     if x.dim() != 2 or not min(x.shape):
         raise ShapeError(f"X in shares is [samples, features], got {tuple(x.shape)}")

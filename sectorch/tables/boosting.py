@@ -539,6 +539,8 @@ class _BoostedTrees(SharedEstimator):
             if present is not None:
                 raise ArgumentError("the table says which rows count; filter it by t.where in place of present=")
             present = table.present
+        if target.counting is not None and target.counting is not present:
+            present = target.counting if present is None else present & target.counting
         like = tables[0] if table is None else table[table.columns[0]]
         for name, x in (("y", target), ("present", present)):
             if x is None:
@@ -1004,7 +1006,9 @@ def _is_secret(X: Any) -> bool:
 def _groups_of(X: Any) -> tuple[list[list[OwnedTable]], Any]:
     """The rows of X below each other, each as the tables of its columns; or no rows and a table in shares."""
     if is_shared(X):
-        x = as_float32(unwrap_shared(X))
+        given = unwrap_shared(X)
+        x = as_float32(given)
+        x.counting = given.counting
         if x.dim() != 2 or not min(x.shape):
             raise ShapeError(f"X in shares is [rows, features], got {list(x.shape)}")
         return [], Table({f"x{i}": x[:, i] for i in range(x.shape[1])})

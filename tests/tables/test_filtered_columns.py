@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score
 import sectorch
 from sectorch import tables
 from sectorch.errors import ArgumentError, SectorchError
-from sectorch.tables import Table
+from sectorch.estimators import LinearRegression
+from sectorch.tables import BoostedTreesClassifier, Table
 
 FRAME = pandas.DataFrame(
     {
@@ -55,7 +56,7 @@ def test_areas_are_of_the_rows_that_count_in_every_form(both):
     table, kept = both
     assert AREA != ALL_AREA
     for name, scores in FORMS.items():
-        for labels in (lambda t: t[["died"]], lambda t: t["died"], lambda t: t["died"].long()):
+        for labels in (lambda t: t[["died"]], lambda t: t["died"].long()):
             for x, y in ((kept, kept), (table, kept), (kept, table)):
                 assert abs(area(scores(x), labels(y)) - AREA) < 1e-5, name
             assert abs(area(scores(table), labels(table), groups=kept[["sex"]]) - AREA) < 1e-5, name
@@ -98,6 +99,34 @@ def test_sums_of_columns_that_may_be_missing_are_refused_too(both):
     assert float(table["dose"].sum().reveal()) == FRAME["dose"].sum()
     with pytest.raises(ArgumentError, match="of a filtered table"):
         kept["dose"].sum()
+
+
+def test_fits_leave_out_rows_that_do_not_count_or_are_refused(both):
+    table, kept = both
+    for rows in (kept.tensor("age", "score") * 0.01, kept["age"][:, None] * 0.01):
+        with pytest.raises(ArgumentError, match="of a filtered table"):
+            LinearRegression().fit(rows, kept.filled("score"))
+    with pytest.raises(ArgumentError, match="of a filtered table"):
+        LinearRegression().fit(table.tensor("age") * 0.01, kept["score"])
+    edges = {"age": [30, 60], "score": [0.3, 0.6]}
+    fits = [
+        BoostedTreesClassifier(2, max_depth=1, edges=edges).fit(x, y).revealed(to="Q").splits()
+        for x, y in (
+            (kept[["age", "score"]], kept["died"]),
+            (table[["age", "score"]], kept["died"]),
+            (kept[["age", "score"]], table["died"]),
+        )
+    ]
+    assert fits[0] == fits[1] == fits[2]
+    fits = [
+        BoostedTreesClassifier(2, max_depth=1, edges={"x0": [30, 60], "x1": [0.3, 0.6]}).fit(x, y).revealed(to="Q")
+        for x, y in (
+            (kept.tensor("age", "score"), kept["died"]),
+            (table.tensor("age", "score"), kept["died"]),
+            (kept.tensor("age", "score"), table["died"]),
+        )
+    ]
+    assert fits[0].splits() == fits[1].splits() == fits[2].splits()
 
 
 def test_filters_are_kept_by_tables_made_of_columns(both):
