@@ -311,4 +311,29 @@ def test_what_a_models_configuration_asks_of_each_step_is_refused_and_not_left_o
     with pytest.raises(ArgumentError, match=r"model.generation_config.repetition_penalty = 1.0 leaves it out"):
         sectorch.generate(sectorch.secure(model), ids, 1)
     model.generation_config.repetition_penalty = 1.0
-    assert sectorch.generate(sectorch.secure(model), ids, 1).shape == (2, 6)
+    secured = sectorch.secure(model, session=sectorch.Session(reference=True))
+    assert sectorch.generate(secured, ids, 1).shape == (2, 6)
+    drawn, beams = {"do_sample": True}, {"num_beams": 2}
+    config = secured.plain.generation_config
+    for name, value, options in (
+        ("do_sample", True, {}), ("num_beams", 3, {}), ("watermarking_config", {"bias": 5.0}, {}),
+        ("max_time", 0.0, {}), ("stop_strings", ["a"], {}), ("temperature", 0.7, drawn), ("top_k", 3, drawn),
+        ("top_p", 0.5, drawn), ("min_p", 0.1, drawn), ("do_sample", True, beams), ("diversity_penalty", 0.5, beams),
+    ):  # fmt: skip
+        setattr(config, name, value)
+        with pytest.raises(ArgumentError, match=f"generation_config has {name}="):
+            sectorch.generate(secured, ids, 1, **options)
+        setattr(config, name, None)
+    config.do_sample = True
+    assert sectorch.generate(secured, ids, 1, do_sample=False).shape == (2, 6)
+
+
+def test_a_prompt_that_holds_the_padding_says_where_it_is_padded(gpt2, secured):
+    """transformers makes a mask of such a prompt; it may as well be text."""
+    ids, mask = prompts()
+    ids[mask == 0] = pad = 3
+    ids[ids == pad] += mask[ids == pad]
+    with pytest.raises(ArgumentError, match="pass attention_mask"):
+        sectorch.generate(secured, ids, 1, pad_token_id=pad)
+    found = sectorch.generate(secured, ids, 2, attention_mask=mask, pad_token_id=pad)
+    assert torch.equal(found, gpt2.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=pad))

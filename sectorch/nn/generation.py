@@ -143,18 +143,42 @@ _CHANGES_SCORES = {
     "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}),
     "forced_bos_token_id": (None,), "forced_eos_token_id": (None,), "min_length": (None, 0),
     "min_new_tokens": (None, 0), "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,), "max_time": (None,), "stop_strings": (None,), "token_healing": (None, False),
+    "penalty_alpha": (None, 0.0), "dola_layers": (None,), "constraints": (None,), "num_return_sequences": (None, 1),
+    "num_beam_groups": (None, 1), "diversity_penalty": (None, 0.0),
 }  # fmt: skip
-"""Settings of a model's generation_config that change the scores of a step, and their neutral values."""
+"""Settings of a model's generation_config that change the scores of a step or where it ends, and their neutral
+values."""
+_CHANGES_DRAWS = {
+    "top_p": (None, 1.0), "min_p": (None, 0.0), "top_h": (None, 1.0), "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0), "eta_cutoff": (None, 0.0),
+}  # fmt: skip
+"""Those that change how a token is drawn."""
 
 
-def _refuse_configured(model: nn.Module) -> None:
+def _refuse_configured(model: nn.Module, choice: Choice, named: bool, beams: bool) -> None:
     """Refuse settings of the model's generation_config that only the plain model's `generate` applies.
+
+    Args:
+        named: whether the caller says if tokens are drawn. beams: whether it asks for a beam search.
 
     Raises:
         ArgumentError: naming the setting.
     """
     config = getattr(model, "generation_config", None)
-    for name, neutral in _CHANGES_SCORES.items():
+    if getattr(config, "do_sample", None) and not named:
+        raise ArgumentError(
+            "the model's generation_config has do_sample=True: say do_sample=True, with a temperature and top_k, or "
+            "do_sample=False (of a beam search, model.generation_config.do_sample = False leaves it out)"
+        )
+    for name in ("temperature", "top_k") if choice.do_sample else ():
+        value = getattr(config, name, None)
+        if value is not None and getattr(choice, name) in (None, 1.0) and value != getattr(choice, name):
+            raise ArgumentError(f"the model's generation_config has {name}={value!r:.40}: name {name} to draw tokens")
+    refused = (
+        _CHANGES_SCORES | (_CHANGES_DRAWS if choice.do_sample else {}) | ({} if beams else {"num_beams": (None, 1)})
+    )
+    for name, neutral in refused.items():
         value = getattr(config, name, None)
         if value not in neutral:
             raise ArgumentError(
@@ -170,6 +194,8 @@ def texts_of(
     eos_token_id: int | list[int] | None,
     pad_token_id: int | None,
     until_end: bool,
+    named: bool = True,
+    beams: bool = False,
 ) -> TextSettings:
     """The settings with which a causal language model continues texts.
 
@@ -182,7 +208,7 @@ def texts_of(
             f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
             f"{type(plain).__name__}; call the secure model in a loop of your own"
         )
-    _refuse_configured(plain)
+    _refuse_configured(plain, choice, named, beams)
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
     words = int(config.vocab_size)
@@ -230,6 +256,7 @@ class TextContinuation:
         if streamer is not None and not callable(streamer):
             raise ArgumentError(f"streamer is called with the token of each row, got {type(streamer).__name__}")
         check_words(ids, self.texts.words)
+        check_padding(ids, mask, self.texts)
         taken: list[Any] = []
         ended = torch.zeros(len(ids), dtype=torch.bool)
         token, past = self._call(self._first(ids, mask, generator), most - 1)
@@ -296,7 +323,9 @@ class Generation(TextContinuation):
     Args:
         model: what `sectorch.secure` made of a causal language model of `transformers`.
         max_new_tokens: how many tokens are generated at most.
-        do_sample, temperature, top_k: as in transformers' `generate`. Q draws the randomness, and nobody else knows it.
+        do_sample, temperature, top_k: as in transformers' `generate`, with all tokens where top_k is not named. Q draws
+            the randomness, and nobody else knows it. False unless named; what the model's generation_config asks for
+            beside this is refused.
         eos_token_id: Q stops when every row has ended with one of these; the model's own unless named. All parties see
             how many steps are taken.
         pad_token_id: what follows an end.
@@ -314,7 +343,7 @@ class Generation(TextContinuation):
         model: SecureModule,
         max_new_tokens: int,
         *,
-        do_sample: bool = False,
+        do_sample: bool | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
         eos_token_id: int | list[int] | None = None,
@@ -323,8 +352,9 @@ class Generation(TextContinuation):
     ):
         if not isinstance(model, SecureModule):
             raise ArgumentError(f"generate() takes what sectorch.secure() made, got {type(model).__name__}")
-        plain, choice = model.plain, Choice(do_sample, temperature, top_k)
-        self.texts = texts_of(plain, max_new_tokens, choice, eos_token_id, pad_token_id, until_end)
+        plain, choice = model.plain, Choice(bool(do_sample), temperature, top_k)
+        named = do_sample is not None
+        self.texts = texts_of(plain, max_new_tokens, choice, eos_token_id, pad_token_id, until_end, named)
         step = TokenStep(plain, choice).eval()
         if model.session.present(model.party):
             check_window(step)
@@ -378,6 +408,16 @@ def check_words(ids: torch.Tensor, words: int) -> None:
         raise DimensionError(
             f"index out of range: {wrong} of {ids.numel()} tokens of input_ids are not among 0 to {words - 1}, which "
             f"the model has"
+        )
+
+
+def check_padding(ids: torch.Tensor, mask: torch.Tensor | None, texts: TextSettings) -> None:
+    """Raise `ArgumentError` for a prompt without a mask that holds the padding, before anything is sent: plain
+    transformers would make a mask of it."""
+    if mask is None and texts.pad not in texts.ends and not ids.is_meta and bool((ids == texts.pad).any()):
+        raise ArgumentError(
+            f"input_ids hold the padding, token {texts.pad}: pass attention_mask, 0 where a prompt is padded and 1 "
+            f"where it is text"
         )
 
 
@@ -470,7 +510,7 @@ class Beams(TextContinuation):
             raise ArgumentError(f"generate() takes what sectorch.secure() made, got {type(model).__name__}")
         if not isinstance(num_beams, int) or num_beams < 2:
             raise ArgumentError(f"num_beams must be a whole number of 2 or more, got {num_beams!r}")
-        self.texts = texts_of(model.plain, max_new_tokens, Choice(), eos_token_id, None, False)
+        self.texts = texts_of(model.plain, max_new_tokens, Choice(), eos_token_id, None, False, False, beams=True)
         if self.texts.ends:
             raise ArgumentError(
                 f"a beam search does not stop at the end of a text (token {self.texts.ends[0]}): its sums stay secret; "
@@ -497,6 +537,7 @@ class Beams(TextContinuation):
             raise ArgumentError(f"num_beams goes without {', '.join(given)}")
         ids, mask = prompt_of(input_ids, attention_mask)
         check_words(ids, self.texts.words)
+        check_padding(ids, mask, self.texts)
         check_places(self.secure, ids, mask, self.texts.max_new_tokens)
         chosen, sums, past = self.secure.in_shares(Inputs(**self._prompt(ids, mask)).retaining_results(1))
         texts = (chosen % self.texts.words)[..., None]
@@ -542,7 +583,7 @@ def generate(
     generator: torch.Generator | None = None,
     streamer: Callable[[torch.Tensor], Any] | None = None,
     num_beams: int = 1,
-    do_sample: bool = False,
+    do_sample: bool | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     eos_token_id: int | list[int] | None = None,

@@ -23,7 +23,6 @@ from torch.export import ExportedProgram
 from ..errors import ArgumentError, ProgramError
 from ..nn.generation import Generation, TokenStep
 from ..nn.module import SecureModule
-from ..nn.remote_program import Choice
 from ..session import Session
 from ..tensor import Scheme
 from .description import MAX_JSON, Example, describe, from_json, load_program, to_json
@@ -168,7 +167,7 @@ def describe_texts(
     max_new_tokens: int,
     *,
     masked: bool = True,
-    do_sample: bool = False,
+    do_sample: bool | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     eos_token_id: int | list[int] | None = None,
@@ -197,7 +196,7 @@ def describe_texts(
     for shape in prompts:
         ids = torch.ones(tuple(shape), dtype=torch.int64)
         calls += run.forms(ids, torch.ones_like(ids) if masked else None)
-    description, weights = describe(TokenStep(model, Choice(do_sample, temperature, top_k)).eval(), calls)
+    description, weights = describe(TokenStep(model, run.texts.choice).eval(), calls)
     return {**description, "texts": replace(run.texts, masked=masked).to_description()}, weights
 
 
@@ -208,7 +207,7 @@ def save_generation(
     path: str | Path,
     *,
     masked: bool = True,
-    do_sample: bool = False,
+    do_sample: bool | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     eos_token_id: int | list[int] | None = None,

@@ -630,9 +630,9 @@ class Table:
         for own in {
             id(own): own for x in columns.values() if (own := getattr(x, "counting", None)) is not None
         }.values():
-            if present is not None and own is not present:
+            if present is not None and not _within(present, own):
                 raise ArgumentError("the columns of a table are of tables of several filters: take them of one")
-            present = own
+            present = own if present is None else present
         self.present = present
         self._public_rows: int | None = None
         self._many = max(map(rows_of_one, columns.values()), default=1)
@@ -822,8 +822,10 @@ class Table:
         if not isinstance(condition, SharedTensor):
             present = embed_public(self.filled(self.columns[0]), condition)
         own, present = getattr(condition, "counting", None), _counting(present, None)
-        for filtered in {id(x): x for x in (self.present, own) if x is not None}.values():
+        wider = list({id(x): x for x in (self.present, own) if x is not None}.values())
+        for filtered in wider:
             present = filtered & present
+        _wider[present] = [*wider, *(x for filtered in wider for x in _wider.get(filtered, ()))]
         return Table(self._columns, self.schema, present=present, missing=self.missing, checked=True)._with_rows_of(
             self
         )
@@ -843,7 +845,7 @@ class Table:
             if isinstance(x, NullableColumn):
                 x, missing[name] = x.filled(), x.absent
             own = getattr(x, "counting", None)
-            if own is not None and own is not self.present:
+            if own is not None and not _within(self.present, own):
                 raise ArgumentError(f"column {name!r:.60} is of a table with another filter: take it of this one")
             made[name] = x
             if facts is not None:
@@ -933,6 +935,15 @@ def _joined_flags(flags: Sequence[SharedTensor | None], tables: Sequence[Table],
 
 _rows_of_one: MutableMapping[Any, int] = WeakIdKeyDictionary()
 """By the tensor of a column: the most rows of one person, where a join has several."""
+
+
+_wider: MutableMapping[Any, list[SharedTensor]] = WeakIdKeyDictionary()
+"""By a filter: those that it was made of, whose rows include its own."""
+
+
+def _within(present: SharedTensor | None, other: SharedTensor) -> bool:
+    """Whether rows that count by one filter are known to count by another."""
+    return present is not None and any(x is other for x in (present, *_wider.get(present, ())))
 
 
 def _counting(x: Any, present: SharedTensor | None) -> Any:

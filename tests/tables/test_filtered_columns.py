@@ -142,6 +142,8 @@ def test_filters_are_kept_by_tables_made_of_columns(both):
         assert abs(float(found.reveal()) - wanted) < 1e-5
     assert abs(float(tables.mean(made, "double").reveal()) - 2 * wanted) < 1e-5
     died = KEPT[KEPT["died"]]["score"].mean()
+    narrower = kept.where(kept["died"]).with_columns(double=kept["score"] * 2)  # of a filter that has its rows, too
+    assert abs(float(tables.mean(narrower, "double").reveal()) - 2 * died) < 1e-5
     assert abs(float(tables.mean(table.where(kept["died"]), "score").reveal()) - died) < 1e-5
     with pytest.raises(ArgumentError, match="another filter"):
         table.with_columns(x=kept["score"])
