@@ -152,12 +152,12 @@ class Tls:
             raise EOFError
         return count
 
-    def encrypt(self, data: bytes | memoryview) -> bytes:
-        """Records that hold `data`, to be sent in the order of the calls."""
+    def encrypt(self, *parts: bytes | memoryview) -> bytes:
+        """Records that hold these bytes, to be sent in the order of the calls."""
         with self._lock:
-            done = self._tls.write(data)
-            while done < len(data):  # a record at a time
-                done += self._tls.write(memoryview(data)[done:])
+            for part in map(memoryview, parts):
+                while part:  # a record at a time
+                    part = part[self._tls.write(part) :]
             return self._out.read()
 
 
@@ -211,6 +211,8 @@ READ = 256 << 10
 LINGER = 3.0
 """Seconds for the last frames to reach the peer; what it sends meanwhile is read and dropped."""
 _HEAD = struct.Struct(">I")
+FIRST = (16 << 10) - _HEAD.size
+"""Bytes that are in one record of TLS together with their length."""
 
 
 def with_length(data: bytes) -> bytes:
@@ -271,15 +273,13 @@ class Stream:
             Whether all bytes went; the rest is for `_write_rest`. True also where the connection is broken.
         """
         self._last_write = time.monotonic()
-        if len(data) <= SLICE:
-            self._plain = memoryview(with_length(data))
-        else:
-            try:
-                self._encrypted = memoryview(self._tls.encrypt(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
-            except (OSError, MemoryError):  # the connection is over; the reading thread reports why
-                self._break()
-                return True
-            self._plain = memoryview(data)[SLICE - _HEAD.size :]
+        whole = memoryview(data)
+        try:  # only what is in one record with the length is copied
+            begun = self._tls.encrypt(_HEAD.pack(len(data)) + data[:FIRST], whole[FIRST:SLICE])
+        except (OSError, MemoryError):  # the connection is over; the reading thread reports why
+            self._break()
+            return True
+        self._encrypted, self._plain = memoryview(begun), whole[SLICE:]
         return self._write_rest()
 
     def _write_rest(self) -> bool:
