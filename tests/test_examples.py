@@ -150,7 +150,7 @@ def test_shared_image(example, tmp_path):
 
 
 def test_privhfl(example):
-    means, text = example("privhfl", 150)
+    means, text = example("privhfl", 100)
     assert means["asked"] > means["alone"] + 0.02 and means["asked"] > means["control"] + 0.02
     assert "no summand" in text and "this is a simulation" in text
 
