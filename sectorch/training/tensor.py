@@ -443,8 +443,8 @@ def shared(
 
     Args:
         module: the module. Its owner knows the initial values; after a step nobody knows the parameters. Its
-            parameters are others than before, with the hooks of those and without their gradients: make optimisers
-            afterwards.
+            parameters are others than before, with the hooks of those and without their gradients: make optimisers,
+            and lists for `clip_grad_norm_`, afterwards. A list of the plain ones has no gradients to clip.
         owner: the party that knows the initial values: "Q", "A" or "S".
         frozen: names of parameters, or of layers with all of theirs, that get `requires_grad=False`; True for all.
         session, party, scheme: as of `sectorch.share`.
