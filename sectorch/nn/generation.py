@@ -194,7 +194,7 @@ def texts_of(
     eos_token_id: int | list[int] | None,
     pad_token_id: int | None,
     until_end: bool,
-    named: bool = True,
+    draws_named: bool = True,
     beams: bool = False,
 ) -> TextSettings:
     """The settings with which a causal language model continues texts.
@@ -208,7 +208,7 @@ def texts_of(
             f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
             f"{type(plain).__name__}; call the secure model in a loop of your own"
         )
-    _refuse_configured(plain, choice, named, beams)
+    _refuse_configured(plain, choice, draws_named, beams)
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
     words = int(config.vocab_size)

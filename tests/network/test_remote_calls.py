@@ -107,3 +107,14 @@ def test_arrays_by_name_from_files(tagger, tmp_path):
     with pytest.raises(DtypeError, match=r"'ids' holds float32 and the model takes int64: .* x.astype\('int64'\)"):
         batches(remote.served, {**wider, "ids": x["ids"].float()}, 2)
     assert json.dumps(sorted(written)) == '["parts.0", "tags"]'
+
+
+def test_no_array_of_a_result_is_lost_in_a_file(tmp_path):
+    x, narrow = torch.randn(3, 2), torch.randn(3, 2).bfloat16()
+    for name in ("y.npz", "y.safetensors"):
+        for result in ({"a": {"b": x}, "a.b": x + 1}, {"": x, "result": x + 1}, (x, [narrow])):
+            write_arrays(result, tmp_path / name)
+            written = [value.float() for value in read_arrays(tmp_path / name).values()]
+            assert len(written) == 2 and not torch.equal(*written)
+    write_arrays(narrow, tmp_path / "y.npy")
+    assert torch.equal(read_arrays(tmp_path / "y.npy"), narrow.float())

@@ -147,12 +147,24 @@ def _join_leaf(leaf: Any, parts: list[Any], rows: list[int], per_row: int) -> An
 
 
 def by_name(result: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a result by their paths in it; a single tensor has an empty name."""
-    found = {}
+    """The tensors of a result by their paths in it; a single tensor has an empty name.
+
+    Where two paths are written alike, `{"a": {"b": x}, "a.b": y}`, the second ends in "_".
+    """
+    found: dict[str, torch.Tensor] = {}
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         if isinstance(leaf, torch.Tensor):
-            found[".".join(str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)] = leaf
+            name = ".".join(str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)
+            name = name or "result" if path else name
+            while name in found:
+                name += "_"
+            found[name] = leaf
     return found
+
+
+def as_array(x: torch.Tensor) -> np.ndarray:
+    """A tensor as a numpy array; numpy has no bfloat16, and float32 has all its numbers."""
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def in_json(result: Any) -> Any:
@@ -188,11 +200,11 @@ def write_arrays(result: Any, path: Path) -> None:
         if len(tensors) != 1:
             raise ArgumentError(f"the result has {len(tensors)} arrays ({', '.join(tensors)}): name a .npz as --out")
         with _private_file(path) as file:  # to a path without a suffix, numpy would add one
-            np.save(file, next(iter(tensors.values())).numpy())
+            np.save(file, as_array(next(iter(tensors.values()))))
         return
     tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
     if path.suffix == ".npz":
-        arrays: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
+        arrays: dict[str, Any] = {name: as_array(value) for name, value in tensors.items()}
         with _private_file(path) as file:
             np.savez(file, **arrays)
     else:

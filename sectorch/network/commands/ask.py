@@ -35,7 +35,7 @@ from ..parties.client import connect
 from ..parties.remote_model import RemoteModel
 from ..store import Store
 from ..warm_up import warm
-from .array_files import Given, batches, by_name, check_out, in_json, join_batches, read_arrays, write_arrays
+from .array_files import Given, as_array, batches, by_name, check_out, in_json, join_batches, read_arrays, write_arrays
 from .options import (
     add_client,
     add_log,
@@ -428,7 +428,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     )
     if options.out is None:
         for name, values in by_name(predictions).items():
-            shown = np.array2string(values.numpy(), precision=4, threshold=200)
+            shown = np.array2string(as_array(values), precision=4, threshold=200)
             print(f"{name}: {shown}" if name else shown)
     return figures
 
