@@ -383,7 +383,8 @@ class Run:
 
     def among(
         self, function: Callable, cast: Mapping[str, str | Sequence[str]], *args: Any, at: str | Sequence[str],
-        stage: str, roles: Roles | None = STAR, public: Any = None, replaces: Held | None = None, counted: bool = False,
+        stage: str, roles: Roles | None = STAR, public: Any = None, into: nn.Module | None = None,
+        replaces: Held | None = None, counted: bool = False,
     ) -> Held:  # fmt: skip
         """Run a protocol among several parties: all of them take part, or nobody.
 
@@ -396,7 +397,7 @@ class Run:
             cast: the parties' names by role; in secure inference A may be several.
             at: who learns the result.
             roles: of the session. None: the function is given `Run.parties`, and opens sessions of its own.
-            replaces: as in `at`.
+            public, into, replaces: as in `at`.
             counted: whether each start is written down before anything is sent, for `starts`.
 
         In a federation rounds 2 and bytes 40 for each member but one, before the protocol's own.
@@ -418,6 +419,7 @@ class Run:
                     f"stage '{stage}': {' and '.join(one)} holds one of its values, and takes no part in it; its "
                     f"parties are {', '.join(members)}"
                 )
+        public = public if into is None else copy.deepcopy(into).to("meta").eval()
         if self.apart:
             lines = _sha(stage, digest_of([cast, holders, roles and str(roles)]), function.__qualname__, _words(args))
             wanted = self._wanted(holders, stage, key, lines)
@@ -436,7 +438,7 @@ class Run:
             result = self._played(function, roles, cast, stage, args)
             return result if holds else None  # a party that takes part keeps its record, and no result
 
-        found = self._once(holders, stage, key, function, args, public, self.folder, compute, replaces=replaces)
+        found = self._once(holders, stage, key, function, args, public, self.folder, compute, into, replaces)
         return found if holds else Held(holders, key, public=public)
 
     def starts(self, stage: str) -> int:

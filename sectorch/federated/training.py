@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +64,9 @@ def train(
     model: nn.Module, images: torch.Tensor, targets: torch.Tensor, how: Training, seed: int,
     tick: Callable[[], None] = lambda: None, *, extra: Extra | None = None,
     optimizer: torch.optim.Optimizer | None = None, smallest: int = 2,
+    step: Callable[[], AbstractContextManager] = nullcontext,
 ) -> None:  # fmt: skip
-    """Cross-entropy training in place; leaves the model in evaluation mode.
+    """Cross-entropy training in place; leaves the model in evaluation mode. Of shared tensors as of plain ones.
 
     Args:
         images: [N, C, H, W].
@@ -75,6 +77,7 @@ def train(
         extra: what is added to a batch's mean cross entropy.
         optimizer: one that goes on from an earlier training; a new one of `how` unless given.
         smallest: samples of the smallest batch that makes a step; batch normalisation needs two.
+        step: what a step of the optimizer is taken in, such as `sectorch.step`.
     """
     if targets.dim() == 1:
         loss_of = functools.partial(F.cross_entropy, label_smoothing=how.label_smoothing)
@@ -91,13 +94,14 @@ def train(
             for batch in torch.randperm(len(images), generator=order).split(how.batch_size):
                 if len(batch) < smallest:
                     continue
-                optimizer.zero_grad(set_to_none=True)
-                logits = model(images[batch])
-                loss = loss_of(logits, targets[batch])
-                (loss if extra is None else loss + extra(batch, logits)).backward()
-                if how.max_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), how.max_norm)
-                optimizer.step()
+                with step():
+                    optimizer.zero_grad(set_to_none=True)
+                    logits = model(images[batch])
+                    loss = loss_of(logits, targets[batch])
+                    (loss if extra is None else loss + extra(batch, logits)).backward()
+                    if how.max_norm is not None:
+                        nn.utils.clip_grad_norm_(model.parameters(), how.max_norm)
+                    optimizer.step()
             schedule.step()
             tick()
     model.eval()

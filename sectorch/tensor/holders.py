@@ -244,8 +244,7 @@ def reshare(
     if shape is None or not isinstance(owners, (list, tuple)) or len(owners) != 2 or owners[0] == owners[1]:
         raise ArgumentError(f"reshare() moves halves of two parties, of a shape that all know, got {owners}, {shape}")
     bits, halves = scheme.frac_bits if dtype.is_floating_point else 0, (None, None)
-    most = 2.0 ** (HEADROOM_BITS - bits)
-    bound = bound_of_limit(range_limit(scheme.frac_bits) if limit is None else limit, scheme, bits, most)
+    bound = bound_of_limit(range_limit(scheme.frac_bits) if limit is None else limit, scheme, bits, _most(bits))
     party = None if session is None else session.answering_party(party)
     holders = [] if session is None or party is None else [session.parties_named(o, party)[0] for o in owners]
     if len(set(holders)) == 1:
@@ -256,11 +255,29 @@ def reshare(
         refuse_infinite(x, "reshare()")
         if bound is not None and (x.bound is None or x.bound * 2.0 ** (bits - x.scale_bits) > bound):
             raise FixedPointRangeError("a tensor that may reach the limit is not moved; clamp it, or name limit= above")
-        halves = _halves_read(x, bits)
+        halves = halves_of(x)
     if session is None or party is None:
         if x is None:
             raise ArgumentError("reshare() is called by the parties of either session, and this one is of neither")
         return x
+    return from_halves(halves, session, owners, shape=shape, party=party, scheme=scheme, dtype=dtype, limit=limit)
+
+
+def from_halves(
+    halves: Sequence[torch.Tensor | None], session: Session, owners: Sequence[Any], *, shape: Sequence[int],
+    party: Party | None = None, scheme: Scheme, dtype: torch.dtype = torch.float32, limit: float | None = None,
+) -> SharedTensor:  # fmt: skip
+    """A tensor of a session from two parties' halves of it (`halves_of`); see `reshare`.
+
+    Args:
+        halves: of `owners`, with the fraction bits of the scheme, and none of whole numbers; None of a party elsewhere.
+
+    Raises:
+        ArgumentError: a half is missing, or here and another party's.
+    """
+    party, bits = session.answering_party(party), scheme.frac_bits if dtype.is_floating_point else 0
+    holders = [session.parties_named(owner, party)[0] for owner in owners]
+    bound = bound_of_limit(range_limit(scheme.frac_bits) if limit is None else limit, scheme, bits, _most(bits))
     like = torch.empty(tuple(shape), dtype=torch.int64, device="meta")
     session.agreement.note(party, "reshare", (tuple(shape), dtype, *(p.name for p in holders), limit, str(scheme)))
     with session.operation(party) as net:
@@ -275,8 +292,17 @@ def reshare(
     return SharedTensor(shares, bits, session, party, scheme, dtype, bound)
 
 
-def _halves_read(x: SharedTensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The halves of x with so many fraction bits, at their holders, after a check of its range."""
+def _most(bits: int) -> float:
+    return 2.0 ** (HEADROOM_BITS - bits)
+
+
+def halves_of(x: SharedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The halves of x at `x.party` and S, int64 mod 2^64, to be kept; without content elsewhere. See `from_halves`.
+
+    They have the fraction bits of the scheme, and none of whole numbers. Rounds, bytes, and who learns what are those
+    of `reshare` before a half moves.
+    """
+    bits = x.scheme.frac_bits if dtype_of(x).is_floating_point else 0
     with x.session.operation(x.party) as net:
         backend, raised = x.session.backend(net, x.scheme), () if x.session.reference else net.state(RaisedFlags)
         before = len(raised)

@@ -19,6 +19,7 @@ from sectorch.protocols.privhfl import PrivHFL, Settings, federation
 ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}
 SHORT = Training(epochs=2, batch_size=16)
 QUICK = Settings(queries=12, iterations=2, local=SHORT, retraining=SHORT)
+UNSEEN = QUICK.but(labels="shares", iterations=1, retraining=Training("sgd", 0.3, 128, 2))
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +57,17 @@ def others_elsewhere(made, role: str):
 
 
 @pytest.mark.sectorch_long  # `test_paper_equality.py` has the bits, CaPC's sibling the stop
-def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
+@pytest.mark.parametrize("how", [QUICK, UNSEEN], ids=["labels that Q learns", "labels that stay in shares"])
+def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path, how):
     """Shares are fresh in every run: sums differ by some 2^-20, a rounded label by a unit, and models as little.
     One client is stopped in the middle, all start again, and nothing that was answered is asked again.
     """
     first = {client.name: copy.deepcopy(client.model.state_dict()) for client in made[0]}
-    together = PrivHFL(*made, QUICK).run()
+    together = PrivHFL(*made, how).run()
 
     def work(name: str, watch: Watch):
         with world.party(name) as party:
-            run = PrivHFL(*others_elsewhere(made, ROLES[name]), QUICK, out=tmp_path / name, together=party)
+            run = PrivHFL(*others_elsewhere(made, ROLES[name]), how, out=tmp_path / name, together=party)
             return run.run(watch)
 
     found = each(ROLES, lambda name: work(name, Stopped("c2", 1) if name == "south" else Watch()))

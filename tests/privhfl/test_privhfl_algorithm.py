@@ -88,6 +88,46 @@ def test_secure_and_plain_give_the_same(made):
     assert results[0].received and not results[1].received
 
 
+def test_labels_that_stay_in_shares_train_the_models_that_plain_labels_train(tmp_path: Path):
+    """A sum of two parties' logits is within 2^-17 of the plain one, a soft label therefore within 2^-16, and two steps
+    of rate 0.3 of gradients below 1 leave 2^-12. On disk is what Q has of the labels, and what S has."""
+    clients, test, classes = small()
+    how = replace(QUICK, retraining=Training("sgd", 0.3, 64, 2), label_bits=0)
+    plain = PrivHFL(clients, test, classes, replace(how, secure=False)).run()
+    unseen = PrivHFL(clients, test, classes, replace(how, labels="shares"), out=tmp_path).run()
+    for name, model in unseen.models.items():
+        for key, value in model.state_dict().items():
+            assert float((value - plain.models[name].state_dict()[key]).abs().max()) < 2.0**-12
+        [kept] = tmp_path.glob(f"round-1/{name}/labels-*.pt")
+        halves = torch.load(kept, weights_only=True)[0]
+        assert set(halves) == {name, "S"}
+        opened = (halves[name] + halves["S"]).double() / 2.0**20
+        assert float((opened.sum(1) - 1).abs().max()) < 2.0**-14 and opened.amin() > -(2.0**-14)
+        assert float((halves["S"].abs() > 2**40).double().mean()) > 0.99
+    said = " ".join(unseen.statement)
+    assert "Q learned its retrained model" in said and "Q learned the sum" not in said
+    shown = [row for row in unseen.received if row["protocol"] != "seed" and row["shows"]]
+    assert {(row["role"], row["protocol"]) for row in shown} == {
+        ("Q", name) for name in ("aggregate", "guard", "reveal")
+    }
+    sums = [(row["messages"], row["bytes"]) for row in shown if row["protocol"] == "aggregate"]
+    assert sums == [(3, 24)], "an empty sum of each client's, for the bit whether a value left its range"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"secure": False}, "in secure runs with relu='exact' only"),
+        ({"control": "longer"}, "in secure runs with relu='exact' only"),
+        ({"relu": "privhfl"}, "in secure runs with relu='exact' only"),
+        ({"normalise": True, "sigma": 1.0}, "is on sums that Q learns"),
+    ],
+)
+def test_labels_stay_in_shares_only_where_that_hides_them(change, words):
+    with pytest.raises(FederationError, match=words):
+        replace(QUICK, labels="shares", **change)
+
+
 def test_the_control_trains_as_long_and_asks_nobody(monkeypatch):
     """As many rows in retraining as with queries, all of them the client's own images with their own labels."""
     clients, test, classes = small()

@@ -18,6 +18,7 @@ from ...data.selection import NEEDS, expand, select
 from ...dp.budget import charge
 from ...federated.participants import Participant, Samples
 from ...federated.run import Held, Run, estimated_by, note, progress
+from ...federated.shared_training import kept_halves, retrain_on_shares
 from ...federated.training import Training, accuracy, features, predict, seconds_of, train
 from ...federated.watch import Estimate
 from ...session import Session
@@ -73,7 +74,13 @@ def iteration(run: Run, j: str, t: int, model: Mapping[str, Held], given: Inputs
     x, into = pictures(data.known, how), data.known.model
     x = run.at(j, choose, data, model[j], seed, t, how, stage=f"{stage}/queries", public=x, keep=False)  # 6, 7
     y = responses(run, j, t, x, model, given)  # 8-13
-    new = run.at(j, retrain, data, model[j], seed, x, y, t, given.classes, how, stage=f"{stage}/model", into=into)  # 14
+    if how.labels == "shares":  # 14, on labels that nobody has
+        cast, args = {"Q": j, "A": answering(given.names, j, t, how)[0], "S": "S"}, (data, model[j], x, y, t, j)
+        args = (*args, given.classes, how)
+        new = run.among(retrain_unseen, cast, *args, at=j, stage=f"{stage}/model", into=into)
+    else:
+        args = (data, model[j], seed, x, y, t, given.classes, how)
+        new = run.at(j, retrain, *args, stage=f"{stage}/model", into=into)  # 14
     run.at(j, measure, new, given.test, stage=f"{stage}/accuracy")
     return new
 
@@ -90,6 +97,8 @@ def responses(run: Run, j: str, t: int, x: Held, model: Mapping[str, Held], give
         run.at(i, check_range, i, model[i], data[i], how.frac_bits, stage=f"{stage}/{i}/range")
     protocol, roles = (ask, STAR) if how.secure else (ask_in_the_clear, None)
     cast, args = {"Q": j, "A": C, "S": "S"}, (x, C, [model[i] for i in C], how, classes)
+    if how.labels == "shares":
+        return run.among(ask_unseen, cast, *args, j, at=[j, "S"], stage=f"{stage}/labels")
     return run.among(protocol, cast, *args, at=j, stage=f"{stage}/labels", roles=roles)  # 9-13
 
 
@@ -174,6 +183,21 @@ def ask(
     return {"labels": labels_of(total, len(models), how, classes)}
 
 
+def ask_unseen(
+    session: Session, x: torch.Tensor, names: Sequence[str], models: Sequence[nn.Module], how: Settings, classes: int,
+    querying: str,
+) -> dict:  # fmt: skip
+    """Lines 8 to 13, of which nobody learns the soft labels: their halves at Q and S."""
+    total, steps = secure_query(
+        x, models, frac_bits=how.frac_bits, relu=how.relu, normalise=how.normalise, chunk=how.chunk,
+        tick=progress(None), session=session, opened=False,
+    )  # fmt: skip
+    note(**vars(steps))
+    sharp = how.temperature * (len(models) if how.average else 1)
+    labels: Any = total / len(models) if how.normalise else torch.softmax(total / sharp, 1)
+    return kept_halves(labels, querying)
+
+
 def ask_in_the_clear(
     _: Any, x: torch.Tensor, names: Sequence[str], models: Sequence[nn.Module], how: Settings, classes: int
 ) -> dict:
@@ -198,6 +222,16 @@ def retrain(
     targets = torch.cat([one_hot(data.labels, classes), y["labels"]])
     train(model, images, targets, training, derive(seed, data.name, t, "retraining"), progress(training.epochs))
     return model
+
+
+def retrain_unseen(
+    session: Session, data: Participant, model: nn.Module, x: torch.Tensor, y: dict, t: int, querying: str,
+    classes: int, how: Settings,
+) -> nn.Module | None:  # fmt: skip
+    """Line 14 on shares: the same, with batches in an order that all know."""
+    seed = derive(how.seed, querying, t, "retraining")
+    args = data.images, data.labels, x, [y or {}], classes, how.retraining, seed, how.frac_bits
+    return retrain_on_shares(session, querying, model, *args)
 
 
 def one_hot(labels: torch.Tensor, classes: int) -> torch.Tensor:

@@ -162,7 +162,12 @@ def statement(
     out = learned(rows, names, "nothing: uniform bits under masks that they do not know")
     noised = " and the server's noise" if how.noised else ""
     kind, answering = "normalised predictions" if how.normalise else "logits", how.answering(clients)
-    if answering == 1 and not how.noised:
+    if how.labels == "shares":
+        out.append(
+            f"Q learned its retrained model. The soft labels of {answering} parties' {kind} stayed in shares (the sum "
+            f"that it received is empty), but a model that was trained on them still tells about them, up to all."
+        )
+    elif answering == 1 and not how.noised:
         out.append(f"One party answered each query, so the sum that Q learned IS that party's {kind}. Raise C.")
     else:
         leaks = how.relu == "privhfl"
@@ -170,11 +175,12 @@ def statement(
             ", and no summand"
         )  # fmt: skip
         out.append(f"Q learned the sum of the {kind} of {answering} parties{noised} for each of its queries{summand}.")
+    shown = "the retrained model" if how.labels == "shares" else "the sum"
     return [
         *out,
         *(settings.sentences(epsilon, how) if how.noised else ()),
         "Public: architectures, shapes, who asks whom, how many queries, the number format.",
-        f"Not covered: {'' if how.noised else 'what the sum itself says about the models (no noise was added), '}"
+        f"Not covered: {'' if how.noised else f'what {shown} itself says about the models (no noise was added), '}"
         "the server colluding with a client, parties that cheat.",
         where_it_ran(apart),
     ]
@@ -299,6 +305,8 @@ class PrivHFL(FederatedExperiment[Result, Participant, Settings]):
                 else:
                     record |= self._asked(client, t, done.get(f"{stage}/labels", {}))
                     record["retraining"] = done[f"{stage}/model"]["seconds"]
+                    if more := done[f"{stage}/model"].get("received"):  # on shares
+                        record["received"] = merged((record["received"], more))
                 found.setdefault(client.name, []).append(record)
         return found
 

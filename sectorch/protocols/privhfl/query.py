@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from ...nn.inputs import Inputs
 from ...nn.module import SecureModule, ranges, record_program, secure
 from ...session import Session
 from ...tensor import SharedTensor, share_tensor
-from ...tensor.holders import aggregate
+from ...tensor.holders import aggregate, collect
 
 
 @dataclass
@@ -48,8 +49,8 @@ class Steps:
 def secure_query(
     queries: torch.Tensor, models: Sequence[nn.Module], *, frac_bits: int = 20, relu: str = "exact",
     normalise: bool = False, sigma: float = 0.0, chunk: int | None = None, tick: Callable[[], None] = lambda: None,
-    session: Session | None = None,
-) -> tuple[torch.Tensor, Steps]:  # fmt: skip
+    session: Session | None = None, opened: bool = True,
+) -> tuple[Any, Steps]:  # fmt: skip
     """The sum of the answering parties' logits, which Q learns, and no single party's.
 
     Args:
@@ -63,13 +64,14 @@ def secure_query(
             starts; what stays is one masked model at a time, and shares of the logits.
         tick: called after each chunk of each answering party.
         session: of these parties; one of its own, with all of them in this process, unless given.
+        opened: whether Q learns the sum. If not, Q and S hold it in shares; no noise is added.
 
     Returns:
         [B, classes] float64: the sum, with an error of the order of 2^-frac_bits for each layer and party, a shape only
         where Q is elsewhere; and the seconds of the steps.
 
-    Rounds and bytes: those of `secure` for each chunk and party, and 2 rounds for the sum of a chunk. A and S receive
-    uniform bits. With a single answering party the sum is its own logits, and Q learns them.
+    Rounds and bytes: those of `secure` for each chunk and party, and 2 rounds for the sum of a chunk (1 where it is not
+    opened). A and S receive uniform bits. With a single answering party the sum is its own logits, and Q learns them.
 
     Raises:
         FederationError: no models. What `sectorch.secure` and `sectorch.share` raise on models and queries.
@@ -88,7 +90,8 @@ def secure_query(
         del secured
     with steps.timed("aggregate"):
         noise = functools.partial(on_grid, sigma) if sigma else None
-        return torch.cat([aggregate(terms, noise).double() for terms in zip(*y, strict=True)]), steps  # 13
+        add = (lambda terms: aggregate(terms, noise).double()) if opened else collect
+        return torch.cat([add(terms) for terms in zip(*y, strict=True)]), steps  # 13
 
 
 def predictions(secured: SecureModule, x: torch.Tensor, normalise: bool, steps: Steps) -> SharedTensor:

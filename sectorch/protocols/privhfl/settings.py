@@ -19,6 +19,7 @@ from ...federated import participants
 from ...federated.command import BudgetOptions, option
 from ...federated.outcome import first_and_later
 from ...federated.participants import FAMILIES, Participant, Samples, build, check_federation, check_fits
+from ...federated.shared_training import LABELS
 from ...federated.training import Training
 from ...federated.watch import Estimate
 from ...nn.module import secure
@@ -82,6 +83,10 @@ class Settings(BudgetOptions):
     frac_bits: int = option(20, "fraction bits of the shares, 20 in the paper", least=1, most=26)
     relu: str = option("exact", "exact, or the paper's leaky privhfl", among=tuple(RELU_MODES))
     label_bits: int = option(6, "Q rounds soft labels to multiples of 2^-label_bits; 0 leaves them", least=0)
+    labels: str = option(
+        "open", "Q learns the soft labels (open), or they stay in shares and so does line 14 (shares), unrounded: Q "
+        "learns its retrained model", among=LABELS, several=True,
+    )  # fmt: skip
     chunk: int | None = option(None, "queries that cross a session at once (default: by memory)", least=1)
     control: str | None = option(
         None,
@@ -107,6 +112,12 @@ class Settings(BudgetOptions):
             raise FederationError("noise (sigma) hides nothing beside relu='privhfl', which shows Q the activations")
         if self.sigma and not self.normalise:
             raise FederationError("noise (sigma) needs normalise: only a probability vector has a size that is known")
+
+        if self.labels == "shares" and not (self.secure and self.asks and self.relu == "exact"):
+            raise FederationError("labels stay in shares (labels='shares') in secure runs with relu='exact' only")
+
+        if self.labels == "shares" and self.sigma:
+            raise FederationError("noise (sigma) is on sums that Q learns: leave it out, or take labels='open'")
 
         if self.budgets is not None and not (self.noised and self.secure):
             raise FederationError("budgets are of secure runs with noise: name sigma, and normalise")
