@@ -28,7 +28,7 @@ import torch
 from ..choreography import Party
 from ..errors import PrivacyError
 from ..tensor import SharedTensor
-from ..tensor.holders import draw, reveal_argmax
+from ..tensor.holders import draw, one_hot_argmax, reveal_argmax
 from .noise import (
     LARGEST_SCALE,
     DiscreteGaussian,
@@ -145,20 +145,24 @@ class NoisyMax(ABC):
 
     def release(
         self, votes: SharedTensor, drawn: Drawn | None = None, *, engine: Literal["shares", "yao"] = "yao",
-        party: Party | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        party: Party | None = None, opened: bool = True,
+    ) -> Any:  # fmt: skip
         """The mechanism on a histogram that Q and S hold (CaPC 3.2, steps 2 and 3): Q learns the labels and no votes.
 
         Args:
             votes: [N, classes], whole numbers, from `sectorch.collect`.
             drawn: the noise, where S has drawn it before (`draw`); S alone draws it unless given.
             engine, party: see `sectorch.reveal_argmax`, whose rounds and bytes it has.
+            opened: whether Q learns the labels. If not, Q and S hold their one-hot codes in shares, as from
+                `sectorch.one_hot_argmax`, and nobody learns anything.
 
         Returns:
-            int64 [N] at Q; elsewhere a tensor without content.
+            int64 [N] at Q; elsewhere a tensor without content. Not opened: [N, classes] in shares.
         """
         (noise,) = drawn or (None,)
         noisy = self.noisy(votes, _drawn_at_S(votes, self.noise, votes.shape, noise))
+        if not opened:
+            return one_hot_argmax(noisy, engine=engine)
         return reveal_argmax(noisy, engine=engine, party=party)
 
 
@@ -273,9 +277,17 @@ class ConfidentGNMax:
 
     def release(
         self, votes: SharedTensor, drawn: Drawn | None = None, *, engine: Literal["shares", "yao"] = "yao",
-        party: Party | None = None,
+        party: Party | None = None, opened: bool = True,
     ) -> torch.Tensor:  # fmt: skip
-        """As `NoisyMax.release`, and -1 where the query is not answered, of which S learns nothing."""
+        """As `NoisyMax.release`, and -1 where the query is not answered, of which S learns nothing.
+
+        Raises:
+            PrivacyError: not opened: Q learns which queries are answered.
+        """
+        if not opened:
+            raise PrivacyError(
+                "which queries a threshold answers Q learns: take a mechanism without one, or open labels"
+            )
         check, noise = drawn or (None, None)
         checked = votes + _drawn_at_S(votes, self.noise, votes.shape[:1], check).unsqueeze(1) - self.threshold
         noisy = self.answer.noisy(votes, _drawn_at_S(votes, self.answer.noise, votes.shape, noise))

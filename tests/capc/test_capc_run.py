@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import long
 from example_counts import fewer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +170,32 @@ def test_learning_curves_are_those_of_the_secure_run():
     assert drawn["mpc"].received and not drawn["simulated"].received
 
 
+@pytest.mark.parametrize("argmax", ["shares", *long("yao")])
+def test_labels_that_stay_in_shares_train_the_model_that_they_train_in_the_clear(argmax, tmp_path):
+    """Without noise that changes a label. Two steps of a rate of 0.1: see `tests/federated/test_shared_training.py`."""
+    parties, test, classes = small(3, querying=1, pool=6)
+    parties = [replace(party, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10))) for party in parties]
+    how = Settings(
+        epsilon=1e6, queries=4, chunk=3, argmax=argmax, reliability=0.01, labels="shares",
+        local=Training("sgd", 0.1, 512, 2),
+    )  # fmt: skip
+    made = parties, (test[0][:100], test[1][:100]), classes
+    unseen, plain = run(made, how, out=tmp_path), run(made, replace(how, inference="simulated", labels="open"))
+    [one], [other] = unseen.records.values(), plain.records.values()
+    for key, value in one.model.state_dict().items():
+        assert float((value - other.model.state_dict()[key]).abs().max()) < 2.0**-14
+    np.testing.assert_allclose(one.budget.curve, other.budget.curve)
+    assert one.labels.tolist() == [experiment.UNSEEN] * 4 and one.answered == 4 and one.right is None
+    assert one.counts(classes) == [None] * classes and len(one.spent) == 4 and unseen.rows() and unseen.tables()
+    halves = [torch.load(path, weights_only=True)[0] for path in sorted(tmp_path.glob("p1/?/labels-*.pt"))]
+    codes = torch.cat([half["p1"] + half["S"] for half in halves])
+    assert torch.equal(codes, F.one_hot(other.labels, classes))
+    assert all(float((half["S"].abs() > 2**40).double().mean()) > 0.9 for half in halves)
+    shown = {(r["role"], r["protocol"]) for r in unseen.received if r["shows"] and r["protocol"] != "seed"}
+    assert {pair for pair in shown if "garbled" not in pair[1]} == {("Q", "reveal"), ("Q", "guard")}
+    assert "learned its retrained model" in " ".join(unseen.sentences())
+
+
 def test_scikit_learn_parties():
     made = small(6)
     parties = [replace(party, model=LogisticRegression(max_iter=300)) for party in made[0]]
@@ -278,6 +305,21 @@ def test_virtual_parties_need_more_noise():
 def test_settings_out_of_range(change, text):
     with pytest.raises((FederationError, PrivacyError), match=text):
         replace(QUICK, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"inference": "simulated"}, "where nobody sees queries or votes"),
+        ({"inference": "open"}, "where nobody sees queries or votes"),
+        ({"control": "longer"}, "where nobody sees queries or votes"),
+        ({"threshold": 3}, "which queries a threshold answers"),
+        ({"noise": ConfidentGNMax(3, 2.0, 1.0)}, "which queries a threshold answers"),
+    ],
+)
+def test_labels_stay_in_shares_only_where_that_hides_them(change, text):
+    with pytest.raises(FederationError, match=text):
+        Settings(**{"labels": "shares", **change})
 
 
 def test_too_few_parties_says_what_they_could_serve():

@@ -97,12 +97,15 @@ def test_privhfl(world, labels):
         assert apart_from_agreeing(found[name].received) == merged(r.get("received", []) for r in whole.records[name])
 
 
-@pytest.mark.parametrize("argmax", ["shares", *long("yao")])
+@pytest.mark.parametrize(("argmax", "labels"), [("shares", "open"), *long(("yao", "open"), ("yao", "shares"))])
 @pytest.mark.parametrize("world", ["capc"], indirect=True)
-def test_capc(world, argmax):
+def test_capc(world, argmax, labels):
     parties, test, classes = capc.collaboration("digits", 3, querying=2, pool=6)
     flat(parties)
-    how = capc.Settings(epsilon=60.0, queries=4, chunk=2, argmax=argmax, local=SHORT, reliability=0.01)
+    how = capc.Settings(
+        epsilon=60.0, queries=4, chunk=2, argmax=argmax, local=SHORT if labels == "open" else SHORT.but(batch_size=512),
+        reliability=0.01, labels=labels,
+    )  # fmt: skip
     with repeating():
         whole = capc.CaPC(parties, test, classes, how).run()
 

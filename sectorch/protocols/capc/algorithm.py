@@ -17,9 +17,10 @@ from ...federated.outcome import scores
 from ...federated.participants import Samples
 from ...federated.parties import Parties
 from ...federated.run import ABSENT, Held, Run, estimated_by, note, progress
+from ...federated.shared_training import kept_halves, retrain_on_shares
 from ...federated.training import Task, answer_of, features, local_models, logits_of, seconds_of_all, train_all
 from ...federated.watch import Estimate
-from ...session import S
+from ...session import S, Session
 from ...tensor.holders import collect
 from .plan import Plan
 from .questions import Questions
@@ -27,11 +28,14 @@ from .settings import Party, Settings
 from .votes import CONTROL
 
 
-def label(panel: Any, queries: torch.Tensor, mechanism: Mechanism, least: int, noise: Drawn | None) -> torch.Tensor:
+def label(
+    panel: Any, queries: torch.Tensor, mechanism: Mechanism, least: int, noise: Drawn | None, opened: bool = True
+) -> Any:
     """3.2: the labels of queries x of P_i*, which P_i* alone learns, and nobody anything else.
 
     Args:
         panel: the answering parties, an `ask.Panel`.
+        opened: whether P_i* learns them; see `NoisyMax.release`.
     """
     ballots = []
     for voter in panel.there:  # 1: for each i != i*
@@ -40,7 +44,9 @@ def label(panel: Any, queries: torch.Tensor, mechanism: Mechanism, least: int, n
             ballots.append(panel.ballot(voter, logits))  # 1b, 1c: s_i + s^_i = OneHot(argmax(r_i)); 2: s^_i to the PG
     panel.check_votes(len(ballots), least)
     votes = collect(ballots)  # 2: s is the sum of all s_i, s^ that of all s^_i
-    return mechanism.release(votes, noise, engine=panel.argmax, party=panel.helper)  # 2: + DPNoise(eps), 3: argmax
+    return mechanism.release(
+        votes, noise, engine=panel.argmax, party=panel.helper, opened=opened
+    )  # 2: + DPNoise(eps), 3: argmax
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Asked:
     before: Held
     chosen: Held | None = None
     labels: list[Held] = field(default_factory=list)
+    count: int = 0
     curve: Any = None
     stopped: str = ""
     refusals: Sequence[Exception] = ()
@@ -92,7 +99,8 @@ def capc(run: Run, given: Inputs) -> dict[str, Asked]:
         each: Any = run.each  # of a part that gives more than one value
         return each(askers, alone, lambda q: (models, given))
     asked = {q: query(run, q, models, given) for q in askers}  # "query-answer pairs for each querying party"
-    return {q: retrained(run, q, one, given) if run.present(q) else one for q, one in asked.items()}
+    apart = given.how.labels == "open"  # a party that is elsewhere then has no part in it
+    return {q: one if apart and not run.present(q) else retrained(run, q, one, given) for q, one in asked.items()}
 
 
 def alone(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
@@ -123,9 +131,13 @@ def query(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
             noise = run.at(S.name, draw_noise, mechanism, n, classes, mark, q, k, stage=f"{stage}/noise")
             cast, voters = {"Q": q, "A": list(names), "S": S.name}, [models[name] for name in names]
             with charge(questions.budgets(), mechanism, n, mark=mark, asker=q):
-                args = (sitting, images, names, voters, mechanism, noise)
-                labels = run.among(ask, cast, *args, at=q, stage=f"{stage}/labels", roles=None)
+                args, at = (
+                    (sitting, images, names, voters, mechanism, noise),
+                    q if how.labels == "open" else [q, S.name],
+                )
+                labels = run.among(ask, cast, *args, at=at, stage=f"{stage}/labels", roles=None)
             asked.labels.append(labels)
+            asked.count += n
             questions.answered(labels, mark)
     asked.plan, asked.curve = questions.plan, questions.curve
     asked.stopped, asked.refusals = questions.stopped, questions.refusals
@@ -136,10 +148,16 @@ def retrained(run: Run, q: str, asked: Asked, given: Inputs) -> Asked:
     """4.2: P_q is "retrained on their D_i plus the newly labelled data", from scratch."""
     data, shape, count = brought(run, q, given), given.party(q).model, asked.plan.queries if asked.plan else 0
     known, seed = isinstance(shape, nn.Module), derive(given.own, "retraining")
-    asked.model = run.at(
-        q, retrain, data, asked.chosen, asked.labels, given.how, count, seed, stage=f"{q}/model",
-        into=shape if known else None, keep=known,
-    )  # fmt: skip
+    if given.how.labels == "shares" and asked.plan and asked.labels:
+        cast, args = {"Q": q, "A": asked.plan.voters[0], "S": S.name}, (asked.labels, given.classes, given.how, q)
+        answered = run.at(q, taken, data, asked.chosen, 0, asked.count, stage=f"{q}/answered",
+                          public=given.party(q).questions[: asked.count].to("meta"), keep=False)  # fmt: skip
+        asked.model = run.among(retrain_unseen, cast, data, answered, *args, at=q, stage=f"{q}/model", into=shape)
+    else:
+        asked.model = run.at(
+            q, retrain, data, asked.chosen, asked.labels, given.how, count, seed, stage=f"{q}/model",
+            into=shape if known else None, keep=known,
+        )  # fmt: skip
     asked.after = run.at(q, measure, asked.model, given.test, given.classes, stage=f"{q}/after")
     return asked
 
@@ -183,14 +201,16 @@ def draw_noise(mechanism: Mechanism, count: int, classes: int, mark: str, asker:
 def ask(
     parties: Parties, sitting: Any, images: torch.Tensor, names: Sequence[str], voters: Sequence[Any],
     mechanism: Mechanism, noise: Sequence[torch.Tensor] | None,
-) -> torch.Tensor:  # fmt: skip
-    """Steps 1 to 3 (`label`) of a question: the labels, to the querying party."""
+) -> Any:  # fmt: skip
+    """Steps 1 to 3 (`label`) of a question: the labels, to the querying party, or their halves, to it and S."""
     tick = progress(len(images))
     panel = sitting.panel(parties, images[:1], names, voters)
-    answer = panel.ask(images, mechanism, sitting.how.least, None if noise is None else tuple(noise))
+    opened = sitting.how.labels == "open"
+    answer = panel.ask(images, mechanism, sitting.how.least, None if noise is None else tuple(noise), opened)
+    labels = answer.labels if opened else kept_halves(answer.labels, sitting.asker)
     note(steps=answer.seconds, voters=answer.voters, lost=answer.lost, votes=answer.votes)
     tick(len(images))
-    return answer.labels
+    return labels
 
 
 def _retraining_time(data: Party, chosen: Any, labels: Any, how: Settings, count: int, seed: int) -> Estimate:
@@ -212,3 +232,13 @@ def retrain(
     task = Task(data.name, data.model, torch.cat((data.images, images)), torch.cat((data.labels, targets)))
     (model,) = train_all([task], how.local, seed, progress(1)).values()
     return model
+
+
+def retrain_unseen(
+    session: Session, data: Party, answered: torch.Tensor, labels: Sequence[dict | None], classes: int, how: Settings,
+    querying: str,
+) -> nn.Module | None:  # fmt: skip
+    """`retrain` on shares, with batches in an order that all know."""
+    halves, seed = [one or {} for one in labels], derive(how.seed, querying, "retraining")
+    args = data.images, data.labels, answered, halves, classes, how.local, seed, how.frac_bits
+    return retrain_on_shares(session, querying, data.model, *args, whole=True)

@@ -93,12 +93,13 @@ class Voter:
 class Answer:
     """What came of a batch of queries.
 
-    `labels` [N] int64 is what Q learns, -1 where a query was not answered. `voters` is how many votes were counted,
+    `labels` [N] int64 is what Q learns, -1 where a query was not answered; [N, classes] in shares of Q and S if nothing
+    was opened. `voters` is how many votes were counted,
     `lost` who was lost on the way. `seconds` of step 1a, of 1b and 1c, and of 2 and 3. `votes` is None but in a
     simulation in the clear.
     """
 
-    labels: torch.Tensor = field(repr=False)
+    labels: Any = field(repr=False)
     voters: int
     lost: list[str]
     seconds: dict[str, float]
@@ -162,7 +163,10 @@ class Panel:
         self._sent: dict[str, PublicKeys] = {}
         self._keys = self._keygen(sample, batch) if inference == "ckks" else None
 
-    def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
+    def ask(
+        self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None,
+        opened: bool = True,
+    ) -> Answer:  # fmt: skip
         """Labels of the queries by noisy vote. Q learns the labels and nothing else, the others nothing.
 
         Args:
@@ -173,6 +177,7 @@ class Panel:
                 in this batch and later ones; the guardian and Q leave it out of both sums. In a federation that
                 ends the session for all.
             drawn: the guardian's noise, where it has drawn it for these queries before (`mechanism.draw`).
+            opened: whether Q learns the labels; see `NoisyMax.release`.
 
         Bytes: those of the inference, of `one_hot_argmax` and of `collect` for each party, and of `reveal_argmax`. The
         label is that of the plain mechanism with the same noise, but where a model's two largest logits differ by less
@@ -183,7 +188,7 @@ class Panel:
             NetworkError: the querying party or the guardian was lost.
         """
         self.seconds, start = {"infer": 0.0, "onehot": 0.0}, time.perf_counter()
-        labels = label(self, queries, mechanism, least, drawn)
+        labels = label(self, queries, mechanism, least, drawn, opened)
         seconds = {**self.seconds, "argmax": time.perf_counter() - start - sum(self.seconds.values())}
         return Answer(labels, len(self.voters) - len(self.lost), list(self.lost), seconds)
 
@@ -302,7 +307,12 @@ class SimulatedPanel(Panel):
             raise FederationError("a panel needs at least one voter, got none")
         self.voters, self.classes, self.vote, self.ballot_votes = list(voters), classes, vote, ballot_votes
 
-    def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
+    def ask(
+        self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None,
+        opened: bool = True,
+    ) -> Answer:  # fmt: skip
+        if not opened:
+            raise FederationError("a vote in the clear has no labels in shares")
         if len(self.voters) < least:
             raise TooFewVotersError(f"{len(self.voters)} answering parties, and an answer needs {least}")
         start = time.perf_counter()

@@ -29,6 +29,8 @@ from .votes import try_on_shares
 
 STEPS = ("infer", "onehot", "argmax")
 """Seconds of step 1a, of 1b and 1c, of 2 and 3."""
+UNANSWERED, UNSEEN = -1, -2
+"""In a record's labels."""
 
 
 def _none() -> torch.Tensor:
@@ -39,9 +41,9 @@ def _none() -> torch.Tensor:
 class Record:
     """What one querying party did and got.
 
-    `asked` are indices of its pool, `labels` what came, -1 where Confident-GNMax did not answer. `votes` and the
-    data-dependent curve `oracle` are known to a simulation in the clear alone (`SimulatedPanel`), and are not private.
-    `truth` are the true labels of the pool.
+    `asked` are indices of its pool, `labels` what came, -1 where Confident-GNMax did not answer and `UNSEEN` where they
+    stayed in shares. `votes` and the data-dependent curve `oracle` are known to a simulation in the clear alone
+    (`SimulatedPanel`), and are not private. `truth` are the true labels of the pool.
     """
 
     name: str
@@ -81,14 +83,14 @@ class Record:
     @property
     def answered(self) -> int:
         """Queries that have a label."""
-        return int((self.labels >= 0).sum())
+        return int((self.labels != UNANSWERED).sum())
 
     @property
     def right(self) -> float | None:
         """The fraction of right ones among the answers, where an experiment knows it."""
-        if self.truth is None or not self.answered:
-            return None
         known = self.labels >= 0
+        if self.truth is None or not known.any():
+            return None
         return float((self.truth[self.asked] == self.labels)[known].double().mean())
 
     def right_at(self, scale: float) -> float | None:
@@ -104,7 +106,7 @@ class Record:
         """Epsilon after each query. What was charged and never answered counts from the start."""
         if not self.voters:
             return [0.0] * len(self.asked)
-        answers = (self.labels >= 0).cumsum(0).tolist()
+        answers = (self.labels != UNANSWERED).cumsum(0).tolist()
         costs = [self.mechanism.cost(i + 1, count) for i, count in enumerate(answers)]
         extra = np.clip(self.budget.curve - costs[-1], 0, None)
         return [epsilon_of(extra + cost, self.budget.delta) for cost in costs]
@@ -124,8 +126,10 @@ class Record:
     def gain(self) -> float:
         return self.retrained.accuracy - self.before.accuracy
 
-    def counts(self, classes: int) -> list[int]:
-        """Answers of each class."""
+    def counts(self, classes: int) -> list[int | None]:
+        """Answers of each class; None where nobody knows."""
+        if (self.labels == UNSEEN).any():
+            return [None] * classes
         return self.labels[self.labels >= 0].bincount(minlength=classes).tolist()
 
     def sentences(self) -> list[str]:
@@ -238,7 +242,7 @@ class Result(Outcome):
         shown = titled(title, ("class", *self.records))
         columns = [
             [
-                f"{100 * before:.0f}->{100 * after:.0f} ({count})"
+                f"{100 * before:.0f}->{100 * after:.0f} ({'unseen' if count is None else count})"
                 for before, after, count in zip(
                     r.before.per_class, r.retrained.per_class, r.counts(self.classes), strict=True
                 )
@@ -328,6 +332,11 @@ class Result(Outcome):
             ]
         names = {"A": "Answering parties", "S": "The privacy guardian", "Q": "Querying parties"}
         out = learned(self.received, names, "nothing: masked values only")
+        if how.labels == "shares":
+            out.append(
+                "The labels stayed in shares; the querying party learned its retrained model, which tells about them, "
+                "up to all. So the promise is that of the noise, as if it had the labels."
+            )
         if how.inference == "open":
             out.append("The answering parties saw every query in plain (inference='open').")
         seconds = [sum(r.seconds[step] for r in self.records.values()) for step in STEPS]
@@ -379,6 +388,11 @@ def summary(records: Iterable[Record]) -> Table:
             str(len(r.asked)), f"{r.budget.spent:.3f}", f"{r.budget.remaining:.3f}",
         )  # fmt: skip
     return shown
+
+
+def _labels(value: Any, asker: str) -> torch.Tensor:
+    """A question's labels as a record has them."""
+    return value if isinstance(value, torch.Tensor) else torch.full((len(value[asker]),), UNSEEN)
 
 
 class CaPC(FederatedExperiment[Result, Party, Settings]):
@@ -476,10 +490,12 @@ class CaPC(FederatedExperiment[Result, Party, Settings]):
                 truth=party.truth, stopped=asked.stopped,
             )  # fmt: skip
             start = 0
-            for k, labels in enumerate(asked.labels):
-                piece = asked.chosen.value[start : start + len(labels.value)]
-                record.add(piece, labels.value, done.get(f"{party.name}/{k}/labels"))
+            for k, labels in enumerate(_labels(one.value, party.name) for one in asked.labels):
+                piece = asked.chosen.value[start : start + len(labels)]
+                record.add(piece, labels, done.get(f"{party.name}/{k}/labels"))
                 start += len(piece)
+            if more := done[f"{party.name}/model"].get("received"):  # on shares
+                record.received.append(more)
             record.after, record.model = Scores.from_dict(asked.after.value), asked.model.value
             found[party.name] = record
         return found

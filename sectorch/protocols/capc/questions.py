@@ -195,10 +195,10 @@ class Questions:
         for owner in self._owners():
             if (owner, mark) not in paid:
                 folder.append("paid", {"owner": owner, "mark": mark})
-        if not labels.present or self._run.dry:
+        mechanism = self.plan.mechanism
+        if not labels.present or self._run.dry or not isinstance(mechanism, ConfidentGNMax):
             return
-        mechanism, unanswered = self.plan.mechanism, int((labels.value < 0).sum())
-        if unanswered and isinstance(mechanism, ConfidentGNMax):
+        if unanswered := int((labels.value < 0).sum()):
             curve = unanswered * mechanism.answer.curve
             self._budget.credit(curve)
             for file in self._files() if self._run.turns is None else ():

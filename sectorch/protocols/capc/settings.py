@@ -20,6 +20,7 @@ from ...federated import participants
 from ...federated.command import BudgetOptions, Options, option
 from ...federated.folder import digest
 from ...federated.participants import NAME, Participant, Samples, build, check_federation, check_fits
+from ...federated.shared_training import LABELS
 from ...federated.training import Training
 
 INFERENCE = ("mpc", "ckks", "open", "simulated")
@@ -159,6 +160,10 @@ class Settings(BudgetOptions):
         "the clear for learning curves", among=INFERENCE,
     )  # fmt: skip
     argmax: str = option("yao", "steps 1c and 3: garbled circuits, or the core's shares", among=ARGMAX)
+    labels: str = option(
+        "open", "the querying party learns its labels (open), or they stay in shares and so does its retraining "
+        "(shares): it learns its retrained model", among=LABELS, several=True,
+    )  # fmt: skip
     selection: str = option("random", "which images of a larger pool are asked", among=SELECTIONS, several=True)
     least: int = option(2, "answering parties that a query needs; with fewer it is refused", least=1)
     reliability: float = option(
@@ -179,6 +184,13 @@ class Settings(BudgetOptions):
             raise FederationError("check_scale is the noise of a check, which a run without a threshold does not make")
         if self.threshold is not None and self.noise != "gaussian":
             raise FederationError(f"a threshold is checked under gaussian noise (Confident-GNMax), not {self.noise}")
+        if self.labels == "shares" and (self.control is not None or self.inference in ("open", "simulated")):
+            raise FederationError("labels stay in shares (labels='shares') where nobody sees queries or votes: leave "
+                                  "control out, and take inference='mpc' or 'ckks'")  # fmt: skip
+        if self.labels == "shares" and (self.threshold is not None or isinstance(self.noise, ConfidentGNMax)):
+            raise FederationError(
+                "which queries a threshold answers the asker learns: leave it out, or labels='shares'"
+            )
         if not isinstance(self.noise, str) and (self.scale is not None or self.threshold is not None or self.planned):
             raise FederationError("a mechanism has its own noise; leave scale, threshold and planned out")
         if self.planned and (self.threshold is not None or self.scale is not None or self.vote != "argmax"):
@@ -278,6 +290,10 @@ def check(parties: Sequence[Party], test: Samples, classes: int, how: Settings) 
                 f"the organisation {party.owner!r} has a budget file: use letters, digits, '-' and '_'"
             )
     for party in asking:
+        if how.labels == "shares" and not isinstance(party.model, nn.Module):
+            raise FederationError(
+                f"{party.name}'s {type(party.model).__name__} is not trained on shares; take an nn.Module"
+            )
         if party.truth is None and how.control == "true-labels":
             raise FederationError(f"{party.name}'s pool has no true labels, which the control true-labels trains on")
 
