@@ -10,6 +10,7 @@
     python benchmarks/privhfl.py fig10 | fig11ab | fig14         # pictures (matplotlib), and the numbers behind them
     python benchmarks/privhfl.py table6           # properties beside those of other frameworks
     python benchmarks/privhfl.py table2 | table3 | table4 | fig8 | memory          # seconds, bytes and memory
+    python benchmarks/privhfl.py unseen           # retraining on shares: what a step costs, what the model tells
     python benchmarks/privhfl.py table1 --data cifar10 --data-root ~/data --clients 50 --queries 2500 5000 7500 10000
 
 Figures 1 to 5, 9, 17 and 18 are drawings of the method (docs/how-it-works.md, docs/protocols.md); Figures 19 and 20 are
@@ -284,6 +285,7 @@ COMMANDS = {  # queries and clients that make it a matter of minutes
     seconds.table4: ([], 0),
     seconds.fig8: ([], 0),
     seconds.memory: ([32, 64, 256], 0),
+    seconds.unseen: ([200], 3),
 }
 
 

@@ -6,20 +6,26 @@ Run by itself it makes one measurement, in a process of its own: NET QUERIES CHU
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from privhfl_paper import PAPER
 from rich.table import Table
 
 import sectorch
+from sectorch.data.selection import expand
+from sectorch.federated.shared_training import retrain_on_shares
+from sectorch.federated.training import predict, train
 from sectorch.nn.models import ZOO, randomize_batchnorm
-from sectorch.protocols.privhfl import plain_query, secure_query
+from sectorch.protocols.privhfl import PRESETS, federation, plain_query, secure_query
 from sectorch.protocols.privhfl.query import Steps
 
 REPEATS, SHORT = 5, 2.0
@@ -110,6 +116,44 @@ def extrapolated(row: dict, queries: int) -> dict:
     times = {name: factor * row[name] for name in ("share", "predict", "aggregate", *_WHOLE)}
     MB = row["setup_MB"] + factor * (row["MB"] - row["setup_MB"])
     return {**row, **times, "queries": queries, "MB": MB, "peak_GB": None, "extrapolated": True}
+
+
+def unseen(o: argparse.Namespace) -> list[dict]:
+    """Retraining on shares (labels="shares"): seconds, bytes, rounds of an epoch; what the retrained model tells Q."""
+    out, how = [], replace(PRESETS["digits"].retraining, epochs=o.epochs)
+    shown = Table(title=f"An epoch on shares, 30 samples and {o.queries[-1]} queries, batches of {how.batch_size}")
+    for column in ("net", "fraction bits", "steps", "CPU s", "MB", "rounds a step", "argmax known before", "after"):
+        shown.add_column(column, justify="right")
+    for net, bits in (("cnn", 20), ("vgg7-small", 16)):
+        clients, _, classes = federation("digits", 3, architectures=(net,))
+        for client in clients:
+            train(
+                client.model, client.images, client.labels, replace(PRESETS["digits"].local, epochs=o.local_epochs), 0
+            )
+        asker, *others = clients
+        x = expand(asker.images, o.queries[-1], "mixup", generator=torch.Generator().manual_seed(0))
+        soft = plain_query(x, [client.model for client in others]).softmax(1)
+        after = copy.deepcopy(asker.model)
+        own = F.one_hot(asker.labels, classes).double()
+        train(after, torch.cat((asker.images, x)), torch.cat((own, soft)), how, 0)
+        known = [
+            float((predict(model, x).argmax(1) == soft.argmax(1)).double().mean()) for model in (asker.model, after)
+        ]
+        halves = {"Q": (soft * 2**bits).round().long(), "S": torch.zeros(soft.shape, dtype=torch.int64)}
+        one = replace(how, epochs=1)
+        args = asker.model, asker.images, asker.labels, x, [halves], classes
+        retrain_on_shares(sectorch.Session(), "Q", *args, one, 0, bits)  # loads libraries
+        start = time.process_time()
+        with sectorch.profile() as profile:
+            retrain_on_shares(sectorch.Session(), "Q", *args, one, 0, bits)
+        steps = -(-(len(x) + len(asker.images)) // one.batch_size)
+        row = dict(net=net, bits=bits, steps=steps, cpu=time.process_time() - start, MB=profile.bytes / 1e6,
+                   rounds=profile.rounds / steps, before=known[0], after=known[1])  # fmt: skip
+        out.append(row)
+        shown.add_row(net, str(bits), str(steps), f"{row['cpu']:.2f}", f"{row['MB']:.1f}", f"{row['rounds']:.0f}",
+                      *(f"{100 * value:.0f} %" for value in known))  # fmt: skip
+    o.console.print(shown)
+    return out
 
 
 def table2(o: argparse.Namespace) -> list[dict]:

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..config import Scheme
+from ..errors import FixedPointRangeError
 from ..session import S, Session
 from ..tensor import SharedTensor, share_tensor
 from ..tensor.holders import from_halves, halves_of
+from ..training.fixed_point import parameter_bits
 from ..training.programs import step
 from ..training.tensor import DifferentiableTensor, shared
 from .run import progress
@@ -39,6 +41,21 @@ def kept_halves(labels: SharedTensor, querying: str) -> dict[str, torch.Tensor]:
     """
     pairs = zip((querying, S.name), halves_of(labels), strict=True)
     return {name: half for name, half in pairs if not half.is_meta}
+
+
+def check_shareable(name: str, model: nn.Module, frac_bits: int) -> None:
+    """The stage at a party whose model is to be trained on shares, before it asks: whether its numbers fit.
+
+    Raises:
+        FixedPointRangeError: a parameter, or a running statistic, reaches half of the limit.
+    """
+    limit = 2.0 ** parameter_bits(Scheme(frac_bits))
+    for key, value in model.state_dict().items():
+        if value.is_floating_point() and 2 * (largest := float(value.abs().max())) >= limit:
+            raise FixedPointRangeError(
+                f"{key} of {name}'s model reaches {largest:.4g}, too close to {limit:.0f}, the limit of training with "
+                f"{frac_bits} fraction bits; choose fewer fraction bits"
+            )
 
 
 def retrain_on_shares(

@@ -114,6 +114,21 @@ def test_labels_that_stay_in_shares_train_the_models_that_plain_labels_train(tmp
     assert sums == [(3, 24)], "an empty sum of each client's, for the bit whether a value left its range"
 
 
+def test_a_model_too_large_to_be_trained_on_shares_is_refused_before_anybody_is_asked():
+    clients, test, classes = small()
+    with torch.no_grad():
+        clients[0].model[1].weight[0, 0] = 40.0
+    asked: list[str] = []
+
+    class Log(Watch):
+        def finished(self, name, record):
+            asked.extend([name] if name.endswith("/labels") else [])
+
+    with pytest.raises(FixedPointRangeError, match=r"1\.weight of c1's model reaches .* choose fewer fraction"):
+        PrivHFL(clients, test, classes, replace(QUICK, labels="shares", queries=2)).run(Log())
+    assert not asked
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

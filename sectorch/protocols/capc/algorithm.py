@@ -44,9 +44,7 @@ def label(
             ballots.append(panel.ballot(voter, logits))  # 1b, 1c: s_i + s^_i = OneHot(argmax(r_i)); 2: s^_i to the PG
     panel.check_votes(len(ballots), least)
     votes = collect(ballots)  # 2: s is the sum of all s_i, s^ that of all s^_i
-    return mechanism.release(
-        votes, noise, engine=panel.argmax, party=panel.helper, opened=opened
-    )  # 2: + DPNoise(eps), 3: argmax
+    return mechanism.release(votes, noise, engine=panel.argmax, party=panel.helper, opened=opened)  # 2: noise, 3: max
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,7 @@ def alone(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
 def query(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
     """4.2: the queries of P_q, "until their privacy budget of epsilon is reached"."""
     how, classes, planned, data = given.how, given.classes, given.plans.get(q), brought(run, q, given)
+    opened = how.labels == "open"
     asked = Asked(planned, run.at(q, measure, models[q], given.test, classes, stage=f"{q}/before"))
     if planned is not None:
         seed = derive(given.own, q, "select")
@@ -131,10 +130,7 @@ def query(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
             noise = run.at(S.name, draw_noise, mechanism, n, classes, mark, q, k, stage=f"{stage}/noise")
             cast, voters = {"Q": q, "A": list(names), "S": S.name}, [models[name] for name in names]
             with charge(questions.budgets(), mechanism, n, mark=mark, asker=q):
-                args, at = (
-                    (sitting, images, names, voters, mechanism, noise),
-                    q if how.labels == "open" else [q, S.name],
-                )
+                args, at = (sitting, images, names, voters, mechanism, noise), q if opened else [q, S.name]
                 labels = run.among(ask, cast, *args, at=at, stage=f"{stage}/labels", roles=None)
             asked.labels.append(labels)
             asked.count += n

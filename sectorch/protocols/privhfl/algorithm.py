@@ -18,7 +18,7 @@ from ...data.selection import NEEDS, expand, select
 from ...dp.budget import charge
 from ...federated.participants import Participant, Samples
 from ...federated.run import Held, Run, estimated_by, note, progress
-from ...federated.shared_training import kept_halves, retrain_on_shares
+from ...federated.shared_training import check_shareable, kept_halves, retrain_on_shares
 from ...federated.training import Training, accuracy, features, predict, seconds_of, train
 from ...federated.watch import Estimate
 from ...session import Session
@@ -98,6 +98,7 @@ def responses(run: Run, j: str, t: int, x: Held, model: Mapping[str, Held], give
     protocol, roles = (ask, STAR) if how.secure else (ask_in_the_clear, None)
     cast, args = {"Q": j, "A": C, "S": "S"}, (x, C, [model[i] for i in C], how, classes)
     if how.labels == "shares":
+        run.at(j, check_shareable, j, model[j], how.frac_bits, stage=f"{stage}/fits")
         return run.among(ask_unseen, cast, *args, j, at=[j, "S"], stage=f"{stage}/labels")
     return run.among(protocol, cast, *args, at=j, stage=f"{stage}/labels", roles=roles)  # 9-13
 
