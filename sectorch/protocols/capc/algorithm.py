@@ -97,8 +97,7 @@ def capc(run: Run, given: Inputs) -> dict[str, Asked]:
         each: Any = run.each  # of a part that gives more than one value
         return each(askers, alone, lambda q: (models, given))
     asked = {q: query(run, q, models, given) for q in askers}  # "query-answer pairs for each querying party"
-    apart = given.how.labels == "open"  # a party that is elsewhere then has no part in it
-    return {q: one if apart and not run.present(q) else retrained(run, q, one, given) for q, one in asked.items()}
+    return {q: retrained(run, q, one, given) for q, one in asked.items()}
 
 
 def alone(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
@@ -141,10 +140,14 @@ def query(run: Run, q: str, models: Mapping[str, Held], given: Inputs) -> Asked:
 
 
 def retrained(run: Run, q: str, asked: Asked, given: Inputs) -> Asked:
-    """4.2: P_q is "retrained on their D_i plus the newly labelled data", from scratch."""
+    """4.2: P_q is "retrained on their D_i plus the newly labelled data", from scratch; on labels that nobody has
+    with the first voter and the guardian."""
+    unseen = given.how.labels == "shares" and bool(asked.labels)
+    if not (unseen or run.present(q)):
+        return asked
     data, shape, count = brought(run, q, given), given.party(q).model, asked.plan.queries if asked.plan else 0
     known, seed = isinstance(shape, nn.Module), derive(given.own, "retraining")
-    if given.how.labels == "shares" and asked.plan and asked.labels:
+    if unseen and asked.plan:
         cast, args = {"Q": q, "A": asked.plan.voters[0], "S": S.name}, (asked.labels, given.classes, given.how, q)
         answered = run.at(q, taken, data, asked.chosen, 0, asked.count, stage=f"{q}/answered",
                           public=given.party(q).questions[: asked.count].to("meta"), keep=False)  # fmt: skip

@@ -71,16 +71,10 @@ def local(run: Run, j: str, data: Held, seed: Held, test: Held, how: Settings) -
 def iteration(run: Run, j: str, t: int, model: Mapping[str, Held], given: Inputs) -> Held:
     """Lines 6 to 14, for the querying party P_Q^j."""
     data, seed, how, stage = given.data[j], given.seed[j], given.how, f"round-{t}/{j}"
-    x, into = pictures(data.known, how), data.known.model
+    x = pictures(data.known, how)
     x = run.at(j, choose, data, model[j], seed, t, how, stage=f"{stage}/queries", public=x, keep=False)  # 6, 7
     y = responses(run, j, t, x, model, given)  # 8-13
-    if how.labels == "shares":  # 14, on labels that nobody has
-        cast, args = {"Q": j, "A": answering(given.names, j, t, how)[0], "S": "S"}, (data, model[j], x, y, t, j)
-        args = (*args, given.classes, how)
-        new = run.among(retrain_unseen, cast, *args, at=j, stage=f"{stage}/model", into=into)
-    else:
-        args = (data, model[j], seed, x, y, t, given.classes, how)
-        new = run.at(j, retrain, *args, stage=f"{stage}/model", into=into)  # 14
+    new = retrained(run, j, t, x, y, model[j], given)  # 14
     run.at(j, measure, new, given.test, stage=f"{stage}/accuracy")
     return new
 
@@ -101,6 +95,15 @@ def responses(run: Run, j: str, t: int, x: Held, model: Mapping[str, Held], give
         run.at(j, check_shareable, j, model[j], how.frac_bits, stage=f"{stage}/fits")
         return run.among(ask_unseen, cast, *args, j, at=[j, "S"], stage=f"{stage}/labels")
     return run.among(protocol, cast, *args, at=j, stage=f"{stage}/labels", roles=roles)  # 9-13
+
+
+def retrained(run: Run, j: str, t: int, x: Held, y: Held, model: Held, given: Inputs) -> Held:
+    """Line 14, at P_Q^j; on labels that nobody has with the first answering party and the server."""
+    data, how, stage, into = given.data[j], given.how, f"round-{t}/{j}/model", given.data[j].known.model
+    if how.labels == "open":
+        return run.at(j, retrain, data, model, given.seed[j], x, y, t, given.classes, how, stage=stage, into=into)
+    cast, args = {"Q": j, "A": answering(given.names, j, t, how)[0], "S": "S"}, (data, model, x, y, t, j)
+    return run.among(retrain_unseen, cast, *args, given.classes, how, at=j, stage=stage, into=into)
 
 
 def answering(names: Sequence[str], q: str, t: int, how: Settings) -> list[str]:
