@@ -246,7 +246,7 @@ def test_a_question_without_an_answer_is_paid_once(tmp_path, monkeypatch):
     and with the noise that was drawn for it."""
     made, settings, seen = small(), replace(QUICK, epsilon=20.0), []
 
-    def dies(self, queries, mechanism, least, drawn):
+    def dies(self, queries, mechanism, least, drawn, opened):
         seen.append(drawn)
         raise KeyboardInterrupt
 

@@ -90,12 +90,12 @@ def test_a_stopped_run_goes_on_and_nothing_is_paid_twice(world, made, tmp_path):
 
     noises, real = [], Panel.ask
 
-    def lost(self, queries, mechanism, least, drawn):
+    def lost(self, queries, mechanism, least, drawn, opened):
         if drawn is not None:  # at the guardian
             noises.append(drawn[0])
             if len(noises) == 1:
                 raise FederationError("lost when the noise was drawn")
-        return real(self, queries, mechanism, least, drawn)
+        return real(self, queries, mechanism, least, drawn, opened)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Panel, "ask", lost)
