@@ -512,6 +512,14 @@ def _refuse_wrapped_numbers(func: Callable, args: tuple, kwargs: dict) -> None:
                 f"{spell(func)}: {dtype} does not hold {number}, and torch would take it modulo 2^{info.bits}; use "
                 f"x.long() first"
             )
+    for x in tensors:  # a secret number beside a tensor: torch takes it in the tensor's dtype, too
+        if not isinstance(x, SharedTensor) or x.dim() or torch.promote_types(dtype_of(x), dtype) == dtype:
+            continue
+        if info.min == 0 or x.bound is None or x.bound > info.max * 2.0**x.scale_bits:
+            raise DtypeError(
+                f"{spell(func)}: {dtype} may not hold a secret number of {dtype_of(x)}, and torch would take it modulo "
+                f"2^{info.bits}; use x.long() of the tensor first"
+            )
 
 
 def _fractions(x: torch.Tensor) -> bool:

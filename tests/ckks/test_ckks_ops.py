@@ -272,3 +272,15 @@ def test_one_name_for_one_operation():
 
     names = {f: row.name for f, row in CIPHERTEXTS.row_of.items()}
     assert {n for f, n in names.items() if f in SHARES.row_of and SHARES.row_of[f].name != n} == set()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.sum(-1, dtype=torch.int64), lambda e: e.to(torch.int32), lambda e: e.to(torch.bool),
+        lambda e: e.mean(-1, dtype=torch.float16), lambda e: e.to(torch.complex64),
+    ],
+)  # fmt: skip
+def test_a_result_of_another_dtype_is_refused(small, call):
+    with pytest.raises(SectorchError, match="float32 or float64"):
+        call(ckks.encrypt(torch.ones(2, 3), small.public))

@@ -699,7 +699,11 @@ def _checked(result: Any, meta: Any, func: Callable) -> Any:
         )
     if result.full_shape != meta.shape:
         raise ShapeError(f"internal error: {spell(func)} gave {tuple(result.full_shape)}, torch {tuple(meta.shape)}")
-    if meta.dtype != result.float_dtype and meta.dtype in (torch.float32, torch.float64):
+    if meta.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(
+            f"{spell(func)} would give {meta.dtype}, and ciphertexts are of float32 or float64; decrypt first"
+        )
+    if meta.dtype != result.float_dtype:
         return CKKSTensor(result.cipher, result.batch, result.row_shape, meta.dtype)
     return result
 
