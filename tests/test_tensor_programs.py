@@ -165,7 +165,10 @@ def test_pairs_of_dtypes(stride):
     share = lambda v: sectorch.share(v, session=session)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [(name, form, pair(name, *form, share)) for name, form in itertools.islice(pairs(), 0, None, stride)]
+        found = [
+            (name, form, pair(name, form[0], form[1], form[2], share))
+            for name, form in itertools.islice(pairs(), 0, None, stride)
+        ]
     wrong = [case for case in found if case[2] not in ("right", "refused", "taken")]
     assert not wrong, "\n".join(map(str, wrong))
     assert sum(case[2] == "right" for case in found) > len(found) / 3
@@ -175,8 +178,10 @@ def test_pairs_of_dtypes(stride):
 def test_a_secret_number_is_taken_in_the_dtype_of_the_tensor_beside_it(narrow, number):
     """torch takes -3 for 253 beside uint8, and 200 for -56 beside int8, whether it is a number or a tensor of one."""
     x, n = torch.tensor([1, 2, 3], dtype=narrow), torch.tensor(number)
-    shared, secret = sectorch.share(x), sectorch.share(n)
+    shared: Any = sectorch.share(x)
+    secret: Any = sectorch.share(n)
     for call in (torch.minimum, torch.lt, torch.remainder, lambda a, b: a.clamp(min=b)):
         with pytest.raises(SectorchError, match="modulo 2"):
             call(shared, secret)
-    assert torch.equal(torch.minimum(shared.long(), secret).reveal(), torch.minimum(x.long(), n))
+    least: Any = torch.minimum(shared.long(), secret)
+    assert torch.equal(least.reveal(), torch.minimum(x.long(), n))
