@@ -214,7 +214,7 @@ def test_what_s_sees_is_the_same_for_any_two_secrets(example, name, sigma):
 def test_check_protocol_accuses_no_sound_layer(example, party):
     """It did, by 148 rows of codes that are functions of 24 opened bits, and that it took for as many experiments.
 
-    Every run has the test above, and `test_elements_that_share_a_secret_are_no_experiments` of the kit itself.
+    Every run has the test above, and of the kit `test_values_that_follow_from_one_opened_word_are_one_experiment`.
     """
     product = products.Linear()
     layer = lambda net, x, w: example.checked_layer(net, net.setup, product, x, linear.mask_weight(net.setup, w), 8)
