@@ -105,9 +105,8 @@ def _shown(one: Entry) -> str:
     also = f", also {' and '.join(f'`{base.__name__}`' for base in bases)}" if bases else ""
     when = " ".join(_linked(one.when).split())
     lines = [f"`{one.named}`{also}. {when}"]
-    if one.example:
-        lines.append(f"*Says, for example:* {_code(one.example)}")
-    return f"### {one.kind.__name__}\n" + "<br>\n".join([*lines, f"*What to do:* {_linked(one.todo)}"])
+    lines.append(f"*Says, for example:* {_code(one.example)}<br>" if one.example else "")
+    return f"### {one.kind.__name__}\n{lines[0]}<br>\n{lines[1]}*What to do:* {_linked(one.todo)}"
 
 
 def listed() -> str:
