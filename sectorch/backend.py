@@ -225,7 +225,7 @@ class Backend(Protocol):
     def square(self, x: Any) -> Any:
         """Compute x^2."""
 
-    def scatter(self, x: Any, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]) -> list[Any]:
+    def square_sum(self, x: Any, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]) -> list[Any]:
         """Compute floor((T + offset) / 2^k) mod 2^64 for each k of `shifts`, which are 1 to 64.
 
         T is the exact sum of x^2 over `dims` (n elements, which are kept as one), or n times that less the square of

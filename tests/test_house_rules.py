@@ -27,7 +27,7 @@ SINGLE_IMPORTERS = {
     "mpc.plain": "the second backend, the functions that the protocols must equal",
     "mpc.star.linear": "Pi_Matmul, Figure 3: a protocol of the paper is one file",
     "mpc.star.maximum": "max-pooling, 3.3 (iii): a protocol of the paper is one file",
-    "mpc.star.scatter": "sums of squares in Z_2^128: a protocol is one file",
+    "mpc.star.square_sum": "sums of squares in Z_2^128: a protocol is one file",
     "network.federation.sealed_channel": "the encryption between parties through a server, to be reviewed alone",
     "nn.passes": "graph passes, a term of compilers",
     "ring.fieldloops": "compiled loops, loaded by name at their first use",

@@ -90,8 +90,10 @@ def test_a_sum_of_squares_takes_one_round_after_the_opening():
     """No number of the row is rounded before it."""
     with sectorch.profile() as profile:
         secure(nn.LayerNorm(64).eval())(torch.randn(2, 64))
-    rounds = {name: min(m.round for m in profile.ledger if m.protocol == name) for name in ("open_masked", "scatter")}
-    assert rounds["scatter"] == rounds["open_masked"] + 1
+    rounds = {
+        name: min(m.round for m in profile.ledger if m.protocol == name) for name in ("open_masked", "square_sum")
+    }
+    assert rounds["square_sum"] == rounds["open_masked"] + 1
 
 
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])

@@ -168,7 +168,7 @@ def test_sums_of_products_in_two_words(compiled: bool, rows: list):
     """Against Python's integers, mod 2^128; sums of compiled loops and of torch's functions."""
     x, y = torch.tensor(rows).unbind(-1)
     with mock.patch.object(bitplanes, "COMPILED", compiled):
-        found = wide.sum_of_products(x, y, (-1,)), wide.scatter(x, (-1,), True), wide.sum_of(x, (-1,))
+        found = wide.sum_of_products(x, y, (-1,)), wide.square_sum(x, (-1,), True), wide.sum_of(x, (-1,))
         product, difference = wide.times(found[0], found[1]), wide.minus(found[0], found[1])
     left, right = [[v for v, _ in row] for row in rows], [[v for _, v in row] for row in rows]
     products = [sum(v * w for v, w in zip(*both, strict=True)) for both in zip(left, right, strict=True)]

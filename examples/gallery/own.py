@@ -34,10 +34,10 @@ from sectorch.mpc.star.masking import open_masked
 from sectorch.mpc.star.maximum import max_by_fours, max_tree, ramp_of_largest
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import maximum, ramps, relu
-from sectorch.mpc.star.scatter import scatter
 from sectorch.mpc.star.select import bit_to_ring, choose, select, select_square
 from sectorch.mpc.star.shares import Shares, aggregate, aggregate_noisy, each, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shuffle import shuffle
+from sectorch.mpc.star.square_sum import square_sum
 from sectorch.mpc.star.thresholds import at_least, raise_outside
 from sectorch.mpc.star.truncate import truncate, truncate_and_multiply
 from sectorch.ops.series import GELU, GELU_SLOPE, SIGMOID
@@ -139,11 +139,11 @@ def _truncate_and_multiply(net: Net, x: Shares, y: Shares, shift: int) -> Shares
 SHIFTS, OFFSET = (1, 40, 64), 3 << 70
 
 
-def _scatter(centred: bool, net: Net, x: Shares) -> tuple[Shares, ...]:
-    return tuple(scatter(net, open_masked(net, x), (-1,), centred, OFFSET, SHIFTS))
+def _square_sum(centred: bool, net: Net, x: Shares) -> tuple[Shares, ...]:
+    return tuple(square_sum(net, open_masked(net, x), (-1,), centred, OFFSET, SHIFTS))
 
 
-def _scatter_of(centred: bool, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _square_sum_of(centred: bool, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """By Python's integers."""
     totals = [
         len(row) * sum(v * v for v in row) - sum(row) ** 2 if centred else sum(v * v for v in row) for row in x.tolist()
@@ -418,10 +418,10 @@ OWN = [
     Own("is_zero", _bits(is_zero), [ANY], lambda x: (x == 0).long()),
     Own("select", _select, [ANY], lambda x: x.clamp(min=0)),
     Own("select_square", partial(_select, product=select_square), [ANY], lambda x: x.clamp(min=0).square()),
-    Own("scatter", partial(_scatter, True), [replace(HALF_RING, shape=lambda n: (2, max(2, n // 2)))],
-        partial(_scatter_of, True), WHOLE),
-    Own("scatter_of_squares", partial(_scatter, False), [replace(HALF_RING, shape=lambda n: (2, max(2, n // 2)))],
-        partial(_scatter_of, False), WHOLE),
+    Own("square_sum", partial(_square_sum, True), [replace(HALF_RING, shape=lambda n: (2, max(2, n // 2)))],
+        partial(_square_sum_of, True), WHOLE),
+    Own("square_sum_uncentred", partial(_square_sum, False), [replace(HALF_RING, shape=lambda n: (2, max(2, n // 2)))],
+        partial(_square_sum_of, False), WHOLE),
     Own("choose", _choose, [HALF_RING], _chosen),
     Own("choose_by_keys", partial(_choose, fss=True), [HALF_RING], _chosen, deep=True),
     Own("relu", relu, [ANY], lambda x: x.clamp(min=0)),

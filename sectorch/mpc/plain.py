@@ -148,8 +148,8 @@ class Plain(Backend):
     def square(self, x: T) -> T:
         return x * x
 
-    def scatter(self, x: T, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]) -> list[T]:
-        total = wide.scatter(x, dims, centred)
+    def square_sum(self, x: T, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]) -> list[T]:
+        total = wide.square_sum(x, dims, centred)
         total = wide.plus(total, wide.constant(offset, total))
         return [wide.low_word_above(total, shift) for shift in shifts]
 

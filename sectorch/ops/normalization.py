@@ -327,7 +327,7 @@ def _rows_by_eps(
     return StandardRows(d.scaled, x.like(normal.mantissa, normal.high), 1.0 if unit else math.sqrt(n), power)
 
 
-# Rows whose statistics fit Z_2^128. The sum of squares is exact (`Backend.scatter`), so that no rounding and no coarse
+# Rows whose statistics fit Z_2^128. The sum of squares is exact (`Backend.square_sum`), so no rounding and no coarse
 # sum stands before it. T, with the eps in it, is known by two words: its highest bits, and for rows below 2^`LEAST`
 # units of that word the 62 bits below. The exponent of the high word is the row's regime: the deviations times the
 # power of two of the regime are rounded once.
@@ -393,7 +393,7 @@ def _exact_rows(context: Context, x: SharedTensor, dims: tuple[int, ...], plan: 
     backend, n = context.backend, plan.n
     x = check_fits(context, x, 2.0 ** (plan.size + x.scale_bits - plan.scale)).bounded(None)
     x = raise_scale(context, x, plan.scale)
-    words = backend.scatter(x.shares, dims, plan.centred, plan.offset, plan.shifts)
+    words = backend.square_sum(x.shares, dims, plan.centred, plan.offset, plan.shifts)
     normal = backend.normalise(words[0], plan.lows[0], HEADROOM_BITS, 2, HEADROOM_BITS)
     above = plan.shifts[0]
     shift_of = lambda e: 1 << plan.top - (above + e) // 2

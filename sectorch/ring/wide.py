@@ -89,7 +89,7 @@ def low_word_above(x: torch.Tensor, bits: int) -> torch.Tensor:
     return logical_shift(x[0], bits) | (x[1] << (64 - bits))
 
 
-def scatter(x: torch.Tensor, dims: tuple[int, ...], centred: bool) -> torch.Tensor:
+def square_sum(x: torch.Tensor, dims: tuple[int, ...], centred: bool) -> torch.Tensor:
     """The sum of x^2 over `dims`, which are kept; `centred`: n times it, less the square of the sum of x."""
     squares = sum_of_products(x, x, dims)
     if not centred:

@@ -33,7 +33,6 @@ from .masking import open_masked
 from .maximum import FOUR, LONG, MOST, group_sizes, levels_worth, max_by_fours, max_tree, ramp_of_largest
 from .multiply import multiply, square
 from .relu import maximum, ramps, relu
-from .scatter import scatter
 from .select import bit_to_ring, select, select_square
 from .shares import (
     Shares,
@@ -50,6 +49,7 @@ from .shares import (
     share,
 )
 from .shuffle import shuffle
+from .square_sum import square_sum
 from .thresholds import at_least, raise_outside
 from .truncate import number_span, truncate, truncate_and_multiply, wide_excess
 
@@ -246,10 +246,10 @@ class Star(Backend):
     def square(self, x: Shares) -> Shares:
         return square(self.net, x)
 
-    def scatter(
+    def square_sum(
         self, x: Shares, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]
     ) -> list[Shares]:
-        return scatter(self.net, open_masked(self.net, x), dims, centred, offset, shifts)
+        return square_sum(self.net, open_masked(self.net, x), dims, centred, offset, shifts)
 
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
         return truncate(self.net, x, shift, *self._borrow(x, shift, limit_bits).in_place(limit_bits))

@@ -31,10 +31,10 @@ from .masking import ComputedCorrection, DealersMask, Masked, deal
 from .shares import Shares
 
 
-@protocol("scatter", "docs/protocols.md; PrivHFL, C.4.1 (Beaver)", [
+@protocol("square_sum", "docs/protocols.md; PrivHFL, C.4.1 (Beaver)", [
     Message("c_A", "A", "S", "rho_A of k_DA"), Message("c_S", "S", "A", "rho_S of k_DS"),
 ])  # fmt: skip
-def scatter(
+def square_sum(
     net: Net, x: Masked, dims: tuple[int, ...], centred: bool, offset: int, shifts: Sequence[int]
 ) -> list[Shares]:
     """Compute floor((T + offset) / 2^k) mod 2^64 for each k of `shifts`. Exact.
@@ -99,7 +99,7 @@ def _half(c, r, known, dims: tuple[int, ...], centred: bool, offset: int, first:
     """One party's half of T without D's term; the first party adds what is public."""
     total = _twice_product(c, r, dims, centred)
     if first:
-        total = plus(minus(wide.scatter(c, dims, centred), total), wide.constant(offset, total))
+        total = plus(minus(wide.square_sum(c, dims, centred), total), wide.constant(offset, total))
     else:
         total = minus(torch.zeros_like(total), total)
     bound = 1 << 62
@@ -128,7 +128,7 @@ def _plus(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @leaf(shapes=lambda _r, rho_A, *_: torch.empty_like(rho_A))
 def _mask_of_sum(r, rho_A, rho_S, dims: tuple[int, ...], centred: bool) -> torch.Tensor:
     """At D: the mask of T, with D's term in it."""
-    return minus(plus(rho_A, rho_S), wide.scatter(r, dims, centred))
+    return minus(plus(rho_A, rho_S), wide.square_sum(r, dims, centred))
 
 
 @leaf(shapes=lambda x, _shift: torch.empty_like(x[0]))
