@@ -238,7 +238,7 @@ def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
     return _whole_power(context, x, n)
 
 
-def _powers_of(context: Context, base: int, exponent: SharedTensor) -> torch.Tensor:
+def _powers_of(context: Context, base: int, exponent: Any) -> torch.Tensor:
     """A public whole number to secret whole powers, by a comparison with each exponent that the range has.
 
     A negative power is zero, as in torch.

@@ -545,7 +545,7 @@ def index_fill(context: Context, x: Any, dim: int, index: Any, value: Any) -> Sh
 
 
 def _scatter_by_secret_index(
-    context: Context, x: torch.Tensor, dim: int, index: SharedTensor, source: torch.Tensor, add: bool
+    context: Context, x: Any, dim: int, index: Any, source: torch.Tensor, add: bool
 ) -> SharedTensor:
     """x with the source's entries written over it, or added to it, at secret positions along `dim`.
 
@@ -553,14 +553,14 @@ def _scatter_by_secret_index(
     along `dim`, one after the other, since the last of several entries for one position stays, as torch's does.
     """
     if not x.dim():
-        flat = (v.reshape(-1) for v in (index, source))
-        return _scatter_by_secret_index(context, x.reshape(1), 0, *flat, add).reshape(())
+        found: Any = _scatter_by_secret_index(context, x.reshape(1), 0, index.reshape(-1), source.reshape(-1), add)
+        return found.reshape(())
     if not index.numel():
         return summand(context, x)
     dim %= x.dim()
     written = tuple(slice(None) if d == dim else slice(size) for d, size in enumerate(index.shape))
     source, part = source[tuple(slice(size) for size in index.shape)], x[written]
-    code = one_hot(context, index, x.shape[dim]).movedim(-1, dim)
+    code: Any = one_hot(context, index, x.shape[dim]).movedim(-1, dim)
     if add:
         part = part + (code * source.unsqueeze(dim)).sum(dim + 1)
     else:

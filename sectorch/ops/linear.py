@@ -114,13 +114,13 @@ def bilinear(
             high = torch.round(y * 2.0**bits) * 2.0**-bits
             y, below = high, (y - high) * 2.0**bits
         shares = backend.linear(run, left.shares, y.weight())
-        bound = None if left.bound is None else left.bound * gain
+        reach = None if left.bound is None else left.bound * gain
         if isinstance(below, PrivateTensor):  # half a last place at most
-            most = None if left.bound is None else left.bound * 2.0 ** (bits - 1) * terms
-            rest = left.like(backend.linear(run, left.shares, below.weight()), left.scale_bits + bits, most)
+            rounded = None if left.bound is None else left.bound * 2.0 ** (bits - 1) * terms
+            rest = left.like(backend.linear(run, left.shares, below.weight()), left.scale_bits + bits, rounded)
             rest = round_scale(context, rest, left.scale_bits)
-            shares, bound = shares + rest.shares, sum_bound(bound, rest.bound)
-        return left.like(shares, left.scale_bits + y.weight_bits, bound)
+            shares, reach = shares + rest.shares, sum_bound(reach, rest.bound)
+        return left.like(shares, left.scale_bits + y.weight_bits, reach)
     return _times_public(context, product, x, y, sums[1])
 
 
