@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import sectorch
-from sectorch.errors import UnsupportedOpError
+from sectorch.errors import SecretAccessError
 
 transformers = pytest.importorskip("transformers")
 
@@ -124,9 +124,9 @@ def test_sizes_that_a_public_tensor_holds():
     assert torch.equal(sectorch.share(x).view(2, half, half).reveal(), x.view(2, 2, 2))
 
 
-def test_what_writes_at_secret_positions_is_refused():
+def test_what_reads_a_secret_number_is_refused_at_its_line():
     model = built("LongformerModel", "LongformerConfig", **TEXT, attention_window=[4])
-    with pytest.raises(UnsupportedOpError, match=r"modeling_longformer\.py.*only public positions"):
+    with pytest.raises(SecretAccessError, match=r"modeling_longformer\.py.*would take the content out"):
         sectorch.secure(model)(**texts())
 
 

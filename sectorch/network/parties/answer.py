@@ -900,8 +900,8 @@ def answer(
         model: a module in evaluation mode that `sectorch.secure` takes, or what torch.export made of it.
         inputs: example inputs; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise, audit_server,
-            keep_decoys: see `Answering`.
+        pins, store, patience, unchecked, receipts, limits, replica, audited, verified, imprecise: see `Answering`.
+        audit_server, keep_decoys: see `Answering`.
 
     Returns:
         The running party, registered with the server.

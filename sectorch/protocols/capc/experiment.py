@@ -494,7 +494,7 @@ class CaPC(FederatedExperiment[Result, Party, Settings]):
                 piece = asked.chosen.value[start : start + len(labels)]
                 record.add(piece, labels, done.get(f"{party.name}/{k}/labels"))
                 start += len(piece)
-            if more := done[f"{party.name}/model"].get("received"):  # on shares
+            if more := done.get(f"{party.name}/model", {}).get("received"):  # on shares
                 record.received.append(more)
             record.after, record.model = Scores.from_dict(asked.after.value), asked.model.value
             found[party.name] = record
