@@ -666,7 +666,7 @@ class PairwiseMasks(ServerAndClients):
             return SecureSum(torch.empty(like.shape, dtype=kind, device="meta"), clients)
         words = torch.stack([sent[k] for k in came]).sum(0)
         pour(left_over(self.opened(self._name, came, openings)), words.numpy())
-        total = words.double() * 2.0**-f if like.is_floating_point() else words
+        total = words.double() * 2.0**-f if like.is_floating_point() else words >> f
         return SecureSum(total.view(like.shape), clients)
 
     def openings(
