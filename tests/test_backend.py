@@ -196,7 +196,10 @@ CASES = [
     ),
     Case("square", lambda b, x: b.square(x), (63,)),
     *(
-        Case("scatter", lambda b, x, c=c: b.each(end_to_end, *b.scatter(b.each(upright, x), (0,), c, 5 << 60, (1, 64))))
+        Case(
+            "square_sum",
+            lambda b, x, c=c: b.each(end_to_end, *b.square_sum(b.each(upright, x), (0,), c, 5 << 60, (1, 64))),
+        )
         for c in (True, False)
     ),
     *(Case("truncate", lambda b, x, s=s: b.truncate(x, s)) for s in (1, 20, 32)),
