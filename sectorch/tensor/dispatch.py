@@ -20,6 +20,7 @@ A new operation is a handler with a decorator: see `table.py`.
 from __future__ import annotations
 
 import itertools
+import math
 import numbers
 import weakref
 from collections.abc import Callable
@@ -365,51 +366,79 @@ def _operate(func: Callable, args: tuple, kwargs: dict, leaves: list) -> Any:
     return result
 
 
-# Columns of filtered tables, which hold all rows. What reads one row at a time goes on with the filter; what would take
-# rows that do not count is refused.
-
-
-_ALONG_ROWS = frozenset((
-    "argsort", "cummax", "cummin", "cumprod", "cumsum", "diff", "flip", "log_softmax", "logcumsumexp", "msort",
-    "normalize", "roll", "softmax", "softmin", "sort",
-))  # fmt: skip
-"""Rows whose results have the shape of the operand and mix its entries along a dimension."""
-_TAKES_APART = frozenset((
-    "cat", "chunk", "dstack", "gather", "getitem", "hstack", "index_select", "narrow", "pad", "repeat",
-    "repeat_interleave", "select", "split", "stack", "take", "take_along_dim", "tensor_split", "tile", "unbind",
-    "vstack",
-))  # fmt: skip
-"""Rows whose results are entries of their operands, at other places."""
+# Columns of filtered tables, which hold all rows. What goes row by row keeps the filter; what mixes or moves rows, or
+# takes some of them, is refused, since some do not count.
 
 
 def _rows_that_count(func: Callable, args: tuple, kwargs: dict, secrets: list, meta: Any) -> SharedTensor | None:
     """`SharedTensor.counting` of the results of a call.
 
     Raises:
-        ArgumentError: the call takes all rows of a column of a filtered table, or columns of two filters.
+        ArgumentError: the call does not go row by row, or takes columns of two filters.
     """
     marked = [x for x in secrets if isinstance(x, SharedTensor) and x.counting is not None]
     if not marked:
         return None
-    row, first = ROW_OF[func], marked[0]
+    first = marked[0]
     if any(x.counting is not first.counting for x in marked):
         raise ArgumentError(
             f"{spell(func)} of columns of tables of several filters: take both of the table that was filtered last"
         )
     rows, results = first.shape[0], [leaf for leaf in pytree.tree_leaves(meta) if isinstance(leaf, torch.Tensor)]
-    keeps = all(leaf.dim() and leaf.shape[0] == rows for leaf in results)
-    if row.view or row.name in _TAKES_APART:
-        return first.counting if keeps and row.view else None
-    dims = kwargs.get("dim", kwargs.get("dims", args[1] if len(args) > 1 else None))
-    dims = dims if isinstance(dims, (tuple, list)) else (dims,)
-    along = row.name in _ALONG_ROWS and any(type(d) is not int or d % first.dim() == 0 for d in dims)
-    if along or not keeps:
+    if not all(leaf.dim() and leaf.shape[0] == rows for leaf in results) or not _is_rowwise(func, args, kwargs, rows):
         raise ArgumentError(
-            f"{spell(func)} takes all rows of a column of a filtered table, and some of them do not count: "
+            f"{spell(func)} does not take row by row a column of a filtered table, and some rows do not count: "
             f"sectorch.tables has sums, means and others of those that do; table.filled(name) is the column with all "
             f"its rows, and table.known(name) says which count"
         )
     return first.counting
+
+
+_PROBES = 3
+
+
+def _is_rowwise(func: Callable, args: tuple, kwargs: dict, rows: int) -> bool:
+    """Whether each row of the results depends on that row of the operands alone, as three trials have it.
+
+    The function runs in plain torch on public numbers of the operands' shapes, and again where about half of the rows
+    have others. What does not run on them counts as mixing rows.
+    """
+    steps = itertools.count(1)
+
+    def scattered(shape: tuple[int, ...]) -> torch.Tensor:
+        """Numbers from -1 to 1 without a pattern, others in each call."""
+        count = torch.arange(1, 1 + math.prod(shape), dtype=torch.float64)
+        return torch.sin(count * (5.83 + 2.39 * next(steps))).view(shape)
+
+    def stand_in(x: Any, changed: torch.Tensor | None = None, before: Any = None) -> Any:
+        if not isinstance(x, SecretTensor) and not (isinstance(x, torch.Tensor) and x.is_meta):
+            return x
+        shape, dtype = tuple(x.shape), dtype_of(x)
+        fresh = scattered(shape)
+        fresh = (fresh if dtype.is_floating_point else fresh > 0).to(dtype)
+        if changed is None or not (isinstance(x, SharedTensor) and x.counting is not None):
+            return fresh if changed is None else before
+        return torch.where(changed.view(-1, *[1] * (len(shape) - 1)), fresh, before)
+
+    def run(operands: list) -> list[torch.Tensor]:
+        operands = [x.clone() if isinstance(x, torch.Tensor) else x for x in operands]  # a call may write into them
+        given, named = pytree.tree_unflatten(operands, spec)
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            found = func(*given, **named)
+        return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    try:
+        for _ in range(_PROBES):
+            changed = scattered((rows,)) < 0
+            before = [stand_in(x) for x in leaves]
+            after = [stand_in(x, changed, b) for x, b in zip(leaves, before, strict=True)]
+            for one, other in zip(run(before), run(after), strict=True):
+                if not torch.equal(one[~changed].nan_to_num(), other[~changed].nan_to_num()):
+                    return False
+    except Exception:  # of torch, or of an operand's own code
+        return False
+    return True
 
 
 def _metadata(func: Callable, args: tuple, kwargs: dict) -> Any:

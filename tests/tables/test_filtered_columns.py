@@ -74,6 +74,15 @@ COUNTS = {
     "sort": lambda x: torch.sort(x).values,
     "softmax": lambda x: x.softmax(0),
     "flip": lambda x: x.flip(0),
+    "matrix": lambda x: torch.ones(len(x), len(x)) @ x.float(),
+    "einsum": lambda x: torch.einsum("ij,j->i", torch.ones(len(x), len(x)), x.float()),
+    "layer norm": lambda x: F.layer_norm(x.float(), (len(x),)),
+    "outer": lambda x: torch.outer(x, x).sum(1),
+    "moved": lambda x: x[torch.arange(len(x)).roll(1)],
+    "some": lambda x: x[:2],
+    "written": lambda x: x.index_add(0, torch.tensor([0]), x[1:2]),
+    "as a row": lambda x: F.avg_pool1d(x.float().reshape(1, 1, -1), 3, 1, 1),
+    "joined": lambda x: torch.cat((x, x)),
     "loss": lambda x: F.mse_loss(x, x * 0.5),
     "of flags": lambda x: (x > 40).sum(),
     "of a product": lambda x: (x * 2 + 1).relu().sum(),
@@ -155,3 +164,16 @@ def test_filters_are_kept_by_tables_made_of_columns(both):
     ):
         with pytest.raises(ArgumentError, match="filter"):
             refused()
+
+
+ROW_BY_ROW = {
+    "sum": lambda x: (x * 2 + 1).relu(), "choice": lambda x: torch.where(x > 40, x, -x), "view": lambda x: x[:, None],
+    "side by side": lambda x: torch.stack((x, x), 1), "of a row": lambda x: torch.stack((x, x * 2), 1).amax(1),
+    "layer": lambda x: F.linear(x.float().unsqueeze(1), torch.ones(3, 1)), "code": lambda x: (x > 40).long(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_what_goes_row_by_row_keeps_the_filter(both, name):
+    _, kept = both
+    assert ROW_BY_ROW[name](kept["age"]).counting is kept["age"].counting is not None
